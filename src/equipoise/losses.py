@@ -1,0 +1,166 @@
+"""The λ family of the paper, and the distillation of its baseline.
+
+Every classification loss of the paper is cross_entropy(z + log λ, y); only λ differs:
+
+| loss          | λ of an old class | λ of a new class | equation |
+| ------------- | ----------------- | ---------------- | -------- |
+| Standard      | 1                 | 1                |          |
+| Balanced(α)   | α n_i             | n_i              | 3, 5     |
+| Relaxed(ε)    | ε                 | n_i              | 6        |
+| Meta          | α n_i, α learned  | n_i              | 5, Alg. 1 |
+
+n_i is the number of training images of class i in the current step. Predictions use plain z.
+Jodelet, Liu and Murata, "Balanced softmax cross-entropy for incremental learning with and without memory",
+Computer Vision and Image Understanding 225, 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .method import Step
+
+
+def log_weights(lam: Tensor) -> Tensor:
+    """log λ, up to a constant that a softmax does not feel: equal λ give exactly 0, and λ = 0 gives −∞."""
+    lam = lam / lam.detach().max()
+    some = lam > 0
+    # The inner `where` keeps log away from 0, whose gradient is not a number even where it is not used.
+    return torch.where(some, torch.where(some, lam, 1).log(), -math.inf)
+
+
+def weighted_cross_entropy(z: Tensor, y: Tensor, lam: Tensor) -> Tensor:
+    """Eq. 4 with the weighted softmax of eq. 3: −log q_y, q_k = λ_k e^{z_k} / Σ_j λ_j e^{z_j}; mean over the batch.
+
+    A class with λ = 0 is left out of the softmax: exact, and finite in value and gradient for all other labels.
+    """
+    return F.cross_entropy(full_precision(z) + log_weights(lam).to(z.device), y)
+
+
+def distillation(z: Tensor, z_old: Tensor, T: float) -> Tensor:
+    """Eq. 2: −T² Σ_k p̂_k log p_k over the old classes, p̂ and p the softmax of z_old/T and of z/T there."""
+    N_old = z_old.shape[1]
+    p_hat = F.softmax(full_precision(z_old) / T, 1)
+    log_p = F.log_softmax(full_precision(z[:, :N_old]) / T, 1)
+    return -(p_hat * log_p).sum(1).mean() * T**2
+
+
+def full_precision(z: Tensor) -> Tensor:
+    """Losses are computed in fp32 at least, whatever the net was computed in."""
+    return z.to(torch.promote_types(z.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A classification loss: a rule for λ. `past` marks the old classes, `n` counts the training images."""
+
+    name: ClassVar[str] = ""
+
+    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """λ for every class; `alpha` is Meta's current value."""
+        raise TypeError("a loss says what its λ is")
+
+    def __call__(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
+        """The loss of a batch with logits z and labels y, in step s."""
+        return weighted_cross_entropy(z, y, s.lam)
+
+
+@dataclass(frozen=True)
+class Standard(Loss):
+    """Softmax cross-entropy as everybody knows it: λ = 1."""
+
+    name: ClassVar[str] = "standard"
+
+    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """1 for every class."""
+        return torch.ones_like(n)
+
+
+@dataclass(frozen=True)
+class Balanced(Loss):
+    """Balanced softmax cross-entropy (eqs. 3 and 5): λ_i = n_i, times α for the old classes."""
+
+    name: ClassVar[str] = "balanced"
+    alpha: float = 1.0
+    """importance of old classes in the softmax; below 1, old classes are protected more"""
+
+    def __post_init__(self) -> None:
+        _check("alpha", self.alpha, self.alpha > 0, "above 0")
+
+    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """α n_i for old classes, n_i for new ones."""
+        return torch.where(past, (self.alpha if alpha is None else alpha) * n, n)
+
+
+@dataclass(frozen=True)
+class Relaxed(Loss):
+    """Relaxed balanced softmax cross-entropy (eq. 6), made for learning without memory: λ_old = ε."""
+
+    name: ClassVar[str] = "relaxed"
+    epsilon: float | str = "0.2%"
+    """λ of the old classes: a count, or a percentage of the images of the largest new class"""
+
+    def __post_init__(self) -> None:
+        self.value(1.0)
+
+    def value(self, largest: float | Tensor) -> float | Tensor:
+        """ε as a count, where the largest new class has `largest` images."""
+        text = str(self.epsilon).strip()
+        try:
+            number = float(text.removesuffix("%"))
+        except ValueError:
+            raise UsageError(f"epsilon must be a count or a percentage such as 0.2%, not {text!r}") from None
+        _check("epsilon", number, number >= 0, "0 or more")
+        return largest * (number / 100) if text.endswith("%") else number
+
+    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """ε for old classes, n_i for new ones."""
+        largest = torch.where(past, 0, n).max()
+        return torch.where(past, self.value(largest), n)
+
+
+@dataclass(frozen=True)
+class Meta(Loss):
+    """Meta balanced softmax cross-entropy (Algorithm 1): Balanced, with α learned on a balanced hold-out B_t."""
+
+    name: ClassVar[str] = "meta"
+    alpha_lr: float = 1.0
+    """learning rate of α; not in the paper, whose algorithm prints none (that is, 1)"""
+    every: int = 10
+    """optimisation steps from one update of α to the next"""
+    hold: float = 0.1
+    """fraction of the memory per class that is held out for B_t, at least one image of every class"""
+    count: Literal["train", "all"] = "train"
+    """what n_i counts: the images trained on, or these and the held-out ones"""
+
+    def __post_init__(self) -> None:
+        _check("alpha_lr", self.alpha_lr, self.alpha_lr >= 0, "0 or more")
+        _check("every", self.every, self.every >= 1, "1 or more")
+        _check("hold", self.hold, 0 < self.hold < 1, "between 0 and 1")
+        if self.count not in ("train", "all"):
+            raise UsageError(f"count must be 'train' or 'all', not {self.count!r}")
+
+    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """α n_i for old classes, n_i for new ones; α is 1 before it is learned."""
+        return torch.where(past, n if alpha is None else alpha * n, n)
+
+    def held(self, m: int) -> int:
+        """How many images of each class B_t holds, when the memory has m of each."""
+        return max(1, math.floor(self.hold * m + 1e-9))
+
+
+def _check(name: str, value: float, good: bool, want: str) -> None:
+    if not (math.isfinite(value) and good):
+        raise UsageError(f"{name} must be a number {want}, not {value}")
+
+
+LOSSES: dict[str, type[Loss]] = {kind.name: kind for kind in (Standard, Balanced, Relaxed, Meta)}

@@ -1,0 +1,131 @@
+"""What a method is, and all that it may see of a step. Read this before a file in `methods/`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .data import Images
+from .errors import UsageError
+from .losses import Loss, Standard
+from .nets import Backbone, Head, LinearHead, Net, Out, ResNet32, SmallNet, scale
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one step is optimised: SGD with momentum, and a learning rate that falls at milestones."""
+
+    epochs: int = 250
+    """passes over the step's training images"""
+    lr: float = 0.1
+    """learning rate at the start of every step"""
+    milestones: tuple[float, ...] = (0.4, 0.6, 0.8)
+    """when the learning rate falls, as fractions of the epochs (0.4 of 250: after epoch 100)"""
+    decay: float = 0.1
+    """what the learning rate is multiplied by at a milestone"""
+    batch: int = 128
+    """images in a batch; a smaller training set is one batch"""
+    momentum: float = 0.9
+    """momentum of SGD"""
+    weight_decay: float = 2e-4
+    """L2 penalty of SGD, on all parameters"""
+
+    def __post_init__(self) -> None:
+        limits = {
+            "epochs": (self.epochs >= 1, "1 or more"),
+            "lr": (self.lr > 0, "above 0"),
+            "decay": (0 < self.decay <= 1, "above 0 and at most 1"),
+            "batch": (self.batch >= 2, "2 or more (batch statistics need two images)"),
+            "momentum": (0 <= self.momentum < 1, "from 0 to below 1"),
+            "weight_decay": (self.weight_decay >= 0, "0 or more"),
+            "milestones": (all(0 < m <= 1 for m in self.milestones), "fractions of the epochs, from 0 to 1"),
+        }
+        for name, (good, want) in limits.items():
+            value = getattr(self, name)
+            if not good or not all(math.isfinite(v) for v in (value if name == "milestones" else (value,))):
+                raise UsageError(f"{name.replace('_', '-')} must be {want}, not {value}")
+
+    def lr_at(self, epoch: int) -> float:
+        """The learning rate in an epoch, counted from 0."""
+        return self.lr * self.decay ** sum(epoch >= round(m * self.epochs) for m in self.milestones)
+
+
+@dataclass
+class Step:
+    """All that a method may see of step t, in the paper's letters. Tensors are on the device of the training."""
+
+    t: int
+    """0 is the base step"""
+    n_old: int
+    """N_{t-1}, classes learned before; they come first"""
+    sizes: tuple[int, ...]
+    """classes of each step so far, this one included"""
+    n: Tensor
+    """n_i, training images of each class"""
+    lam: Tensor
+    """λ_i, the weights in the softmax; Meta differentiates through replace(s, lam=λ(α))"""
+    data: Images
+    """D_t: the images to train on, those of the memory included"""
+    held: Images | None
+    """B_t, the balanced hold-out, where the loss asks for one"""
+    net: Net
+    """θ_t; for everything but the objective, which must not read it: Meta evaluates it at other weights"""
+    teacher: Net | None
+    """θ_{t-1}, frozen; None in the base step"""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """what is learned besides the net (Meta's α): on the device, and part of every checkpoint"""
+
+    @property
+    def N(self) -> int:
+        """N_t, classes so far."""
+        return len(self.n)
+
+    @property
+    def past(self) -> Tensor:
+        """Marks the old classes."""
+        return torch.arange(self.N, device=self.n.device) < self.n_old
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to learn classes step by step. Its fields are its hyper-parameters, its flags and its record at once.
+
+    Only `objective` must be written; the rest has defaults. A subclass in `methods/` becomes a word of
+    `equipoise run`; one from elsewhere needs no registration: `Learner(Mine())`, `run(Run(method=Mine()))`.
+    """
+
+    name: ClassVar[str] = ""
+    """what it is called at the command line and in records"""
+
+    loss: Loss = Standard()
+    """the classification loss"""
+
+    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+        """The whole training loss of a batch with labels y: a pure function of its arguments.
+
+        `out` is the net's output and `ref` the frozen previous net's (None in the base step). On a GPU this is
+        recorded once and replayed: no `.item()`, no shape that depends on values, no `if` on a tensor.
+        """
+        raise TypeError(f"{type(self).__name__} must define objective(s, y, out, ref)")
+
+    def backbone(self, shape: tuple[int, int, int]) -> Backbone:
+        """The feature extractor for images of shape (channels, height, width)."""
+        return SmallNet(shape[0]) if scale(shape) == "tiny" else ResNet32(shape[0])
+
+    def head(self, width: int) -> Head:
+        """The classifier on embeddings of that width; it starts without classes and is widened step by step."""
+        return LinearHead(width)
+
+    def recipe(self, shape: tuple[int, int, int]) -> Recipe:
+        """How a step is optimised for images of that shape, unless the user says otherwise."""
+        if scale(shape) == "tiny":
+            return Recipe(epochs=20, lr=0.05, batch=32)
+        return Recipe()
+
+    def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
+        """Which images of s.data make one epoch, in which order; the same number in every epoch of a step."""
+        return torch.randperm(len(s.data), generator=gen, device=gen.device)

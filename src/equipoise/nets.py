@@ -1,0 +1,183 @@
+"""Backbones, heads, and the net that joins them. Widths and depths are those of the papers."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .errors import UsageError
+
+
+class Out(NamedTuple):
+    """What a net returns. A method's objective sees this and never the net."""
+
+    z: Tensor
+    """logits of all classes so far (batch, N_t)"""
+    h: Tensor
+    """embedding before the classifier (batch, d)"""
+    maps: list[Tensor]
+    """output of each stage of the backbone"""
+    extra: dict[str, Tensor]
+    """what a head adds for its method, such as unscaled cosines"""
+
+
+def scale(shape: tuple[int, int, int]) -> Literal["tiny", "small"]:
+    """Which backbone and recipe suit images of that shape: `tiny` like digits, `small` like CIFAR."""
+    side = max(shape[1:])
+    if side <= 16:
+        return "tiny"
+    if side <= 64:
+        return "small"
+    raise UsageError(f"images of {shape[1]} x {shape[2]} pixels are not supported yet: at most 64 x 64")
+
+
+class Backbone(nn.Module):
+    """Maps normalised images to an embedding of `width` numbers and the outputs of its stages."""
+
+    width: int
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch."""
+        raise TypeError("a backbone says how it computes")
+
+    def initialise(self, gen: torch.Generator) -> None:
+        """He initialisation (fan out) of the convolutions; batch norm starts as the identity."""
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu", generator=gen)
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut, which is a 1×1 convolution where the shape changes (option B)."""
+
+    def __init__(self, inside: int, outside: int, stride: int, last_relu: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.shortcut = (
+            nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+            if stride != 1 or inside != outside
+            else nn.Identity()
+        )
+        self.last_relu = last_relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.shortcut(x)
+        return F.relu(y) if self.last_relu else y
+
+
+class ResNet32(Backbone):
+    """ResNet-32 for CIFAR (He et al., 2016): 3 stages of 5 blocks, 16, 32 and 64 wide, then the mean over pixels.
+
+    `last_relu=False` leaves out the very last ReLU, as cosine classifiers want it.
+    """
+
+    width = 64
+
+    def __init__(self, channels: int = 3, last_relu: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.stages = nn.ModuleList()
+        inside = 16
+        for wide, stride in ((16, 1), (32, 2), (64, 2)):
+            blocks = []
+            for k in range(5):
+                last = wide == 64 and k == 4
+                blocks.append(Block(inside, wide, stride if k == 0 else 1, last_relu or not last))
+                inside = wide
+            self.stages.append(nn.Sequential(*blocks))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch."""
+        x = F.relu(self.bn(self.conv(x)))
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return x.mean((2, 3)), maps
+
+
+class SmallNet(Backbone):
+    """Three convolutions for images of at most 16×16 pixels: seconds on a CPU."""
+
+    width = 64
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList()
+        inside = channels
+        for wide, stride in ((16, 1), (32, 2), (64, 2)):
+            conv = nn.Conv2d(inside, wide, 3, stride, 1, bias=False)
+            self.stages.append(nn.Sequential(conv, nn.BatchNorm2d(wide), nn.ReLU()))
+            inside = wide
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch."""
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return x.mean((2, 3)), maps
+
+
+class Head(nn.Module):
+    """A classifier that grows: it starts without classes."""
+
+    def widen(self, new: int, gen: torch.Generator) -> None:
+        """Add `new` classes after those that are there, which stay as they are."""
+        raise TypeError("a head says how it grows")
+
+    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch of embeddings, and what else the method's objective needs."""
+        raise TypeError("a head says how it computes")
+
+
+class LinearHead(Head):
+    """z = W h + b; new rows are drawn from U(±1/√d), as torch draws those of a linear layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, width))
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def widen(self, new: int, gen: torch.Generator) -> None:
+        """Add rows for `new` classes."""
+        d = self.weight.shape[1]
+        bound = 1 / math.sqrt(d)
+        rows = torch.empty(new, d).uniform_(-bound, bound, generator=gen)
+        bias = torch.empty(new).uniform_(-bound, bound, generator=gen)
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(self.bias.device)]))
+
+    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch of embeddings."""
+        return F.linear(h, self.weight, self.bias), {}
+
+
+class Net(nn.Module):
+    """Normalisation, backbone and head: raw pixels in, `Out` out."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: Backbone, head: Head, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        # In units of pixels, 0 to 255. Buffers, so that they are saved with the weights they were used with.
+        self.register_buffer("mean", mean.float().reshape(1, -1, 1, 1))
+        self.register_buffer("std", std.float().reshape(1, -1, 1, 1))
+
+    def forward(self, x: Tensor) -> Out:
+        """The output for a batch of uint8 images (batch, channels, height, width)."""
+        h, maps = self.backbone((x.to(self.mean.dtype) - self.mean) / self.std)
+        z, extra = self.head(h)
+        return Out(z, h, maps, extra)
