@@ -1,0 +1,81 @@
+"""Files that are whole or absent: tensors as safetensors, the rest as JSON. Reading one never executes code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from .errors import DataError
+
+INFO = "learner.json"
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write all of a file or nothing of it: under another name first, then renamed. A full disk leaves no trace."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, readable by people."""
+    write_file(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a broken one is a `DataError` that names it."""
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is corrupt ({error}): delete it and make it anew") from None
+
+
+def save(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    """Save tensors and what goes with them into a folder, in place of what it held.
+
+    The JSON file names the tensor file and holds its checksum; renaming the JSON file is the one moment at
+    which the new state replaces the old.
+    """
+    data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"{digest[:16]}.safetensors"
+    write_file(folder / name, data)
+    write_json(folder / INFO, {**info, "tensors": name, "sha256": digest})
+    for other in folder.glob("*.safetensors"):
+        if other.name != name:
+            other.unlink()
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What was saved in a folder, its checksum verified."""
+    if not (folder / INFO).is_file():
+        raise DataError(f"{folder} holds no saved learner ({INFO} is missing)")
+    info = read_json(folder / INFO)
+    try:
+        path, digest = folder / str(info["tensors"]), info["sha256"]
+        data = path.read_bytes()
+    except (KeyError, TypeError):
+        raise DataError(f"{folder / INFO} is not the description of a learner: delete the folder") from None
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: the saved learner is not complete; delete {folder}") from None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise DataError(f"{path} is corrupt or truncated (its checksum differs): delete {folder}")
+    try:
+        return safetensors.torch.load(data), info
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path} is not a safetensors file ({error}): delete {folder}") from None

@@ -1,0 +1,81 @@
+"""What users hand over, made uniform: images, labels, a device, a precision. Bad input is said to be so here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import RunError, UsageError
+
+
+def resolve_device(name: str) -> torch.device:
+    """auto, cpu or cuda as a device; a GPU that is not there is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"device must be auto, cpu or cuda, not {name!r}")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device must be auto, cpu or cuda, not {name!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RunError(f"device {name} is not there: torch finds {torch.cuda.device_count()} GPU(s); use --device cpu")
+    return device
+
+
+def resolve_precision(name: str, device: torch.device) -> bool:
+    """Whether to compute in bf16: auto does so on a GPU that has it."""
+    if name not in ("auto", "fp32", "bf16"):
+        raise UsageError(f"precision must be auto, fp32 or bf16, not {name!r}")
+    return name == "bf16" or (name == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def as_images(images: Any) -> Tensor:
+    """Images as a uint8 tensor (n, channels, height, width), whatever of the allowed forms they came in."""
+    from_torch = isinstance(images, Tensor)
+    try:
+        x = images if from_torch else torch.from_numpy(np.ascontiguousarray(images))
+    except (TypeError, ValueError):
+        kind = getattr(np.asarray(images, dtype=object), "shape", "")
+        raise UsageError(f"images must be one array of equal-sized uint8 images, not {type(images)} {kind}") from None
+    if x.dtype != torch.uint8:
+        raise UsageError(f"images must be uint8, from 0 to 255, not {str(x.dtype).removeprefix('torch.')}")
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim != 4 or 0 in x.shape[1:]:
+        raise UsageError(
+            f"images must be (n, height, width, channels) or (n, channels, height, width), not {tuple(x.shape)}"
+        )
+    first, last = x.shape[1] in (1, 3), x.shape[3] in (1, 3)
+    if not (first or last):
+        raise UsageError(f"images must have 1 or 3 channels, first or last; their shape is {tuple(x.shape)}")
+    if last and not (first and from_torch):
+        x = x.permute(0, 3, 1, 2)
+    return x.contiguous()
+
+
+def as_labels(labels: Any, count: int) -> list[Hashable]:
+    """Labels as a list of plain hashable values, as many as there are images."""
+    plain = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)
+    plain = [v.item() if isinstance(v, (np.generic, Tensor)) and np.ndim(v) == 0 else v for v in plain]
+    if len(plain) != count:
+        raise UsageError(f"there are {count} images but {len(plain)} labels")
+    if not plain:
+        raise UsageError("there are no images")
+    for v in plain:
+        if not isinstance(v, Hashable):
+            raise UsageError(f"labels must be hashable, one per image; {v!r} is not")
+        if isinstance(v, float) and math.isnan(v):
+            raise UsageError("a label is NaN")
+    return plain
+
+
+def image_shape(x: Tensor) -> tuple[int, int, int]:
+    """(channels, height, width)."""
+    _, channels, height, width = x.shape
+    return channels, height, width

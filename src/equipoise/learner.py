@@ -1,0 +1,411 @@
+"""Learner: the user's door. It meets new classes over time, keeps the old ones, and predicts at any moment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import checkpoint, memory, nets, record
+from .augment import Crop
+from .data import Images, join
+from .errors import DataError, UsageError
+from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_precision
+from .losses import Meta, Relaxed
+from .memory import Budget
+from .method import Method, Recipe, Step
+from .methods.il_baseline import ILBaseline
+from .randomness import generator
+from .state import Live, State, new_net, pack, place, unpack
+from .train import Epoch, Position, fit, trained
+
+FORMAT = 1
+"""of saved learners; raised when an older version could not read them"""
+
+
+class Learner:
+    """A classifier that learns class after class.
+
+    >>> learner = Learner(ILBaseline(loss=Balanced()), memory=20)
+    >>> learner.learn(images, labels).learn(more_images, more_labels).predict(images)
+
+    `learn` either finishes or leaves the learner as it was. All settings are stored unchanged; what is learned
+    ends in an underscore.
+    """
+
+    def __init__(
+        self,
+        method: Method | None = None,
+        memory: int | str | Budget = 20,
+        *,
+        select: Literal["herding", "random"] = "herding",
+        recipe: Recipe | None = None,
+        augment: Crop | None = None,
+        normalise: tuple[Sequence[float], Sequence[float]] | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        precision: str = "auto",
+    ) -> None:
+        """Settings.
+
+        Args:
+            method: how to learn; IL-Baseline with the balanced loss is `ILBaseline(loss=Balanced())`.
+            memory: exemplars to keep: 20 of every class, "total:2000" in all, or 0.
+            select: how exemplars are chosen.
+            recipe: how to optimise; None for the method's own recipe for images of that size.
+            augment: crop and flip; None for shifts by an eighth and mirroring (tiny images: one pixel, no mirror).
+            normalise: mean and standard deviation per channel, pixels counted from 0 to 1; None to measure
+                them on the first images that are learned.
+            seed: of everything random.
+            device: auto, cpu or cuda.
+            precision: auto (bf16 on a GPU that has it), fp32 or bf16.
+        """
+        if method is not None and not isinstance(method, Method):
+            raise UsageError(f"method must be a Method such as ILBaseline(), not {method!r}")
+        if select not in ("herding", "random"):
+            raise UsageError(f"select must be 'herding' or 'random', not {select!r}")
+        self.method = ILBaseline() if method is None else method
+        self.memory = memory
+        self.select = select
+        self.recipe = recipe
+        self.augment = augment
+        self.normalise = normalise
+        self.seed = seed
+        self.device = device
+        self.precision = precision
+        self.budget_ = memory if isinstance(memory, Budget) else Budget.parse(memory)
+        self.device_ = resolve_device(device)
+        self.bf16_ = resolve_precision(precision, self.device_)
+        self.progress_: Epoch | None = None
+        self._state = State()
+        self._live: Live | None = None
+        check_loss(self.method, self.budget_)
+
+    # What is known ------------------------------------------------------------------------------------------
+
+    @property
+    def classes_(self) -> list[Hashable]:
+        """The labels learned so far (those being learned included), in the order of `predict_proba`'s columns."""
+        return list(self._now.classes)
+
+    @property
+    def sizes_(self) -> tuple[int, ...]:
+        """How many classes each step brought."""
+        return self._now.sizes
+
+    @property
+    def alphas_(self) -> list[float | None]:
+        """The last α of each finished step; None where it was not learned."""
+        return list(self._now.alphas)
+
+    @property
+    def exemplars_(self) -> Images | None:
+        """The memory: images sorted by class, best first; labels are positions in `classes_`."""
+        return self._now.exemplars
+
+    @property
+    def unfinished_(self) -> bool:
+        """Whether a step is under way, as in a callback or after loading what a callback saved."""
+        return self._live is not None
+
+    @property
+    def _now(self) -> State:
+        return self._live.state if self._live else self._state
+
+    # Learning -----------------------------------------------------------------------------------------------
+
+    def learn(self, images: Any, labels: Any, callback: Callable[[Learner], None] | None = None) -> Self:
+        """Learn the classes of these images beside those already known.
+
+        Args:
+            images: uint8, numpy or torch, (n, height, width, channels), (n, channels, height, width) or
+                (n, height, width).
+            labels: as many labels, of any hashable kind, none of a class already learned.
+            callback: called at the end of every epoch with the learner, which can predict and be saved then;
+                `learner.progress_` says where it is. It does not change what is learned.
+        """
+        x = as_images(images)
+        names = as_labels(labels, len(x))
+        if self._live is None:
+            names_new = self._new_classes(names, x)
+        else:
+            names_new = self._now.classes[len(self._state.classes) :]
+        index = {name: len(self._state.classes) + k for k, name in enumerate(names_new)}
+        if any(name not in index for name in names):
+            raise self._other_data()
+        data = Images(x, torch.tensor([index[name] for name in names])).to(self.device_)
+        live = self._begin(data, names_new) if self._live is None else self._continue(data)
+
+        before = self._live
+        self._live = live
+        try:
+            self._train(live, data, callback)
+            self._finish(live, data)
+            self._state, self._live = live.state, None
+        except BaseException:
+            self._live = before
+            raise
+        finally:
+            self.progress_ = None
+        return self
+
+    def _new_classes(self, names: list[Hashable], x: Tensor) -> list[Hashable]:
+        state = self._state
+        known = set(state.classes)
+        new = list(dict.fromkeys(names))
+        again = [name for name in new if name in known]
+        if again:
+            raise UsageError(f"already learned: {', '.join(map(repr, again[:5]))}; each class comes in one step only")
+        if state.net is None and len(new) < 2:
+            raise UsageError("the first step needs at least two classes")
+        self._check_shape(x)
+        try:
+            return sorted(new)  # type: ignore[type-var]
+        except TypeError:  # labels of mixed kinds stay in the order they came
+            return new
+
+    def _check_shape(self, x: Tensor) -> None:
+        shape, known = image_shape(x), self._now.shape
+        if known is not None and shape != known:
+            words = ("{1} x {2} with {0} channel(s)".format(*one) for one in (shape, known))
+            raise UsageError("images are {}, but those learned first were {}".format(*words))
+
+    def _begin(self, data: Images, names: list[Hashable]) -> Live:
+        old, t = self._state, len(self._state.sizes)
+        shape = image_shape(data.x)
+        if old.net is None:
+            net = new_net(self.method, shape, *self._statistics(data.x), generator(self.seed, t, "weights"))
+            place(net, self.device_)
+        else:
+            net = copy.deepcopy(old.net).requires_grad_(True)
+        net.head.widen(len(names), generator(self.seed, t, "rows"))
+        state = State(
+            net,
+            old.classes + names,
+            (*old.sizes, len(names)),
+            shape,
+            Images(data.x[:0], data.y[:0]) if old.exemplars is None else old.exemplars,
+            dict(old.extra),
+            list(old.alphas),
+        )
+        if isinstance(self.method.loss, Meta) and t > 0:
+            state.extra["alpha"] = torch.ones((), device=self.device_)
+        momentum = {name: torch.zeros_like(w) for name, w in net.named_parameters()}
+        return Live(state, Position(momentum), data.fingerprint())
+
+    def _continue(self, data: Images) -> Live:
+        assert self._live is not None
+        if data.fingerprint() != self._live.data:
+            raise self._other_data()
+        return copy.deepcopy(self._live)
+
+    def _other_data(self) -> UsageError:
+        return UsageError(
+            f"step {len(self._state.sizes)} is not finished: call learn with the images and labels it was begun with"
+        )
+
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        channels = x.shape[1]
+        if self.normalise is not None:
+            mean, std = (torch.as_tensor(v, dtype=torch.float64) * 255 for v in self.normalise)
+            if mean.shape != (channels,) or std.shape != (channels,) or not bool((std > 0).all()):
+                raise UsageError(f"normalise must be {channels} means and {channels} positive standard deviations")
+            return mean, std
+        # From a histogram: exact, and without a float copy of all images.
+        levels = torch.arange(256, dtype=torch.float64)
+        counts = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256).cpu().double() for c in range(channels)])
+        p = counts / counts.sum(1, keepdim=True)
+        mean = p @ levels
+        std = ((p @ levels**2) - mean**2).clamp_min(0).sqrt()
+        return mean, torch.where(std > 0, std, 1.0)  # a channel of one colour carries nothing: leave it at 0
+
+    def _train(self, live: Live, data: Images, callback: Callable[[Learner], None] | None) -> None:
+        state, teacher = live.state, self._state.net
+        assert state.net is not None and state.exemplars is not None
+        t, n_old = len(state.sizes) - 1, len(self._state.classes)
+        everything = join(data, state.exemplars)
+        train, held = everything, None
+        if "alpha" in state.extra:
+            train, held = self._hold_out(everything, n_old, t)
+        counted = everything if isinstance(self.method.loss, Meta) and self.method.loss.count == "all" else train
+        n = torch.bincount(counted.y, minlength=len(state.classes)).float()
+        past = torch.arange(len(n), device=n.device) < n_old
+        lam = self.method.loss.lam(n, past, state.extra.get("alpha"))
+        step = Step(t, n_old, state.sizes, n, lam.clone(), train, held, state.net, teacher, state.extra)
+        recipe, crop = self.settings_for(image_shape(data.x))
+
+        def on_epoch(epoch: Epoch) -> None:
+            self.progress_ = epoch
+            if callback is not None:
+                callback(self)
+
+        # Only what is trained has momentum; a method may have frozen some weights.
+        live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
+        fit(self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch)
+
+    def settings_for(self, shape: tuple[int, int, int]) -> tuple[Recipe, Crop]:
+        """The recipe and the augmentation for images of shape (channels, height, width)."""
+        tiny = nets.scale(shape) == "tiny"
+        usual = Crop(pad=1, flip=False) if tiny else Crop(pad=max(shape[1:]) // 8)
+        return self.recipe or self.method.recipe(shape), self.augment or usual
+
+    def _hold_out(self, images: Images, n_old: int, t: int) -> tuple[Images, Images]:
+        """D_t and B_t: the same number of images of every class is held out of training, for this step only."""
+        assert isinstance(self.method.loss, Meta)
+        share = self.budget_.share(n_old)
+        if share < 2:
+            raise UsageError(_meta_needs(share, f"step {t}"))
+        h = self.method.loss.held(share)
+        counts = torch.bincount(images.y)
+        if int(counts.min()) <= h:
+            few = self._now.classes[int(counts.argmin())]
+            raise UsageError(
+                f"Meta holds {h} image(s) of every class out of training, but {few!r} has only {int(counts.min())}"
+            )
+        which = memory.at_random(images.y, h, generator(self.seed, t, "hold"))
+        mask = torch.zeros(len(images), dtype=torch.bool, device=images.y.device)
+        mask[which] = True
+        return images[~mask], images[which]
+
+    def _finish(self, live: Live, data: Images) -> None:
+        """After training: freeze the net, choose the exemplars, note α."""
+        state = live.state
+        assert state.net is not None
+        state.net.eval().requires_grad_(False)
+        m = self.budget_.share(len(state.classes))
+        t = len(state.sizes) - 1
+        if m == 0:
+            which = data.y.new_zeros(0)
+        elif self.select == "random":
+            which = memory.at_random(data.y, m, generator(self.seed, t, "exemplars"))
+        else:
+            h = torch.cat([out.h for out in self._outputs(data.x)])
+            which = memory.herding(h, data.y, m)
+        state.exemplars = memory.update(state.exemplars, data[which], m)
+        alpha = state.extra.pop("alpha", None)
+        state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
+
+    # Predicting ---------------------------------------------------------------------------------------------
+
+    def logits(self, images: Any) -> Tensor:
+        """z of every image (n, classes), fp32, on the learner's device."""
+        state = self._now
+        if state.net is None:
+            raise UsageError("nothing has been learned yet: call learn first")
+        x = as_images(images)
+        self._check_shape(x)
+        if not len(x):
+            raise UsageError("there are no images")
+        return torch.cat([out.z for out in self._outputs(x)])
+
+    def _outputs(self, x: Tensor, chunk: int = 1000) -> Iterator[nets.Out]:
+        """The net's output, chunk by chunk, as in prediction; training is left as it was."""
+        net = self._now.net
+        assert net is not None
+        training = net.training
+        net.eval()
+        try:
+            with torch.no_grad(), torch.autocast(self.device_.type, torch.bfloat16, enabled=self.bf16_):
+                for part in torch.split(x, chunk):
+                    out = net(part.to(self.device_))
+                    yield out._replace(z=out.z.float(), h=out.h.float())
+        finally:
+            net.train(training)
+
+    def predict(self, images: Any) -> np.ndarray[Any, Any]:
+        """The label of each image."""
+        best = self.logits(images).argmax(1).tolist()
+        classes = self.classes_
+        kinds = {type(c) for c in classes}
+        labels = np.empty(len(best), dtype=object)
+        for i, k in enumerate(best):  # one by one: numpy would take a tuple for a row
+            labels[i] = classes[k]
+        return np.array(labels.tolist()) if kinds in ({int}, {str}, {float}) and len(labels) else labels
+
+    def predict_proba(self, images: Any) -> np.ndarray[Any, Any]:
+        """The probability of each class of `classes_` for each image: the softmax of the plain logits."""
+        z: np.ndarray[Any, Any] = self.logits(images).softmax(1).cpu().numpy()
+        return z
+
+    # Saving -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, note: dict[str, Any] | None = None) -> None:
+        """Save into the folder `path`: safetensors and JSON, replaced as one. In a callback, with the step so far.
+
+        A learner saved in a callback goes on where it was: load it and call `learn` with the same data.
+        `note` is kept beside it for the caller.
+        """
+        tensors, info = pack(self._state, self._live)
+        settings = {
+            "format": FORMAT,
+            "method": record.describe(self.method),
+            "memory": str(self.budget_),
+            "select": self.select,
+            "recipe": None if self.recipe is None else record.describe(self.recipe),
+            "augment": None if self.augment is None else record.describe(self.augment),
+            "normalise": None if self.normalise is None else [list(map(float, v)) for v in self.normalise],
+            "seed": self.seed,
+            "device": self.device,
+            "precision": self.precision,
+        }
+        checkpoint.save(Path(path), tensors, {**settings, **info, "note": note})
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | None = None) -> Learner:
+        """The learner saved in the folder `path`; on another device if one is named. Never executes code."""
+        tensors, info = checkpoint.load(Path(path))
+        try:
+            mean_std = info["normalise"]
+            learner = cls(
+                record.method_from(info["method"]),
+                info["memory"],
+                select=info["select"],
+                recipe=None if info["recipe"] is None else record.recipe_from(info["recipe"]),
+                augment=None if info["augment"] is None else record.crop_from(info["augment"]),
+                normalise=None if mean_std is None else (mean_std[0], mean_std[1]),
+                seed=info["seed"],
+                device=device or info["device"],
+                precision=info["precision"],
+            )
+            learner._take(tensors, info)
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            raise DataError(f"{path} is not a learner that this version can read: {error}") from None
+        return learner
+
+    def restore(self, path: str | Path) -> Any:
+        """Take over what was learned by the learner saved in `path`, but keep these settings; returns its note."""
+        tensors, info = checkpoint.load(Path(path))
+        try:
+            self._take(tensors, info)
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            raise DataError(f"{path} does not fit these settings: {error}") from None
+        return info["note"]
+
+    def _take(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+        if info["format"] != FORMAT:
+            raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
+        self._state, self._live = unpack(tensors, info, self.method, self.device_)
+
+
+def check_loss(method: Method, budget: Budget, classes: Sequence[int] = ()) -> None:
+    """Refuse a loss that this memory cannot serve; `classes` are the numbers of old classes that will occur."""
+    shares = [budget.share(c) for c in classes] or [budget.per_class if budget.total is None else budget.total]
+    if isinstance(method.loss, Meta) and min(shares) < 2:
+        raise UsageError(_meta_needs(min(shares), "a step"))
+    if isinstance(method.loss, Relaxed) and method.loss.value(1.0) == 0 and max(shares) > 0:
+        raise UsageError(
+            "epsilon 0 leaves old classes out of the softmax, so that an image from memory has an infinite loss: "
+            "use memory 0, an epsilon above 0, or the balanced loss"
+        )
+
+
+def _meta_needs(share: int, where: str) -> str:
+    return (
+        f"the meta loss needs a memory of at least 2 images per class, one to train on and one to hold out, and "
+        f"{where} would have {share}: raise the memory or use the balanced or relaxed loss"
+    )

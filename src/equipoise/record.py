@@ -1,0 +1,73 @@
+"""Methods, losses and recipes as plain JSON and back, and the hash of such a description."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from . import methods
+from .augment import Crop
+from .errors import DataError, EquipoiseError, unknown
+from .losses import LOSSES, Loss
+from .method import Method, Recipe
+
+T = TypeVar("T")
+
+
+def describe(value: Method | Loss | Recipe | Crop) -> dict[str, Any]:
+    """The fields of a description, with the name of its kind where there are several."""
+    plain: dict[str, Any] = {"name": value.name} if isinstance(value, (Method, Loss)) else {}
+    for field in fields(value):
+        one = getattr(value, field.name)
+        plain[field.name] = describe(one) if isinstance(one, Loss) else list(one) if isinstance(one, tuple) else one
+    return plain
+
+
+def method_from(plain: dict[str, Any]) -> Method:
+    """The method that `describe` described; its class must have been imported."""
+    rest = dict(plain)
+    loss = dict(rest.pop("loss"))
+    kind = loss.pop("name")
+    if kind not in LOSSES:
+        raise unknown("loss", str(kind), LOSSES)
+    return _made(methods.named(rest.pop("name")), {**rest, "loss": _made(LOSSES[kind], loss)})
+
+
+def recipe_from(plain: dict[str, Any]) -> Recipe:
+    """The recipe that `describe` described."""
+    return _made(Recipe, {**plain, "milestones": tuple(plain["milestones"])})
+
+
+def crop_from(plain: dict[str, Any]) -> Crop:
+    """The augmentation that `describe` described."""
+    return _made(Crop, plain)
+
+
+def _made(kind: type[T], values: dict[str, Any]) -> T:
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise DataError(f"not a {kind.__name__} of this version of Equipoise: {error}") from None
+    except EquipoiseError as error:
+        raise DataError(f"not a {kind.__name__}: {error}") from None
+
+
+def digest(plain: Any) -> str:
+    """A short hash of a JSON value, the same for equal values."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def flat(method: Method) -> dict[str, Any]:
+    """A method's settings as one level of names, the way the command line has them; absent ones are null."""
+    loss = asdict(method.loss)
+    own = {k: v for k, v in describe(method).items() if k not in ("name", "loss")}
+    return {
+        "method": method.name,
+        **own,
+        "loss": method.loss.name,
+        "alpha": loss.pop("alpha", None),
+        "epsilon": loss.pop("epsilon", None),
+        **loss,
+    }

@@ -1,0 +1,182 @@
+"""fit(): the only training loop. Device, precision and the order of things live here; mathematics does not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import meta
+from .augment import Crop
+from .data import Images
+from .errors import RunError
+from .losses import Meta
+from .method import Method, Recipe, Step
+from .randomness import generator
+
+Weights = dict[str, Tensor]
+
+
+class Epoch(NamedTuple):
+    """What is known at the end of an epoch."""
+
+    step: int
+    epoch: int
+    """epochs done, from 1"""
+    epochs: int
+    """epochs there are"""
+    loss: float
+    """mean of the training loss over the epoch"""
+    lr: float
+    alpha: float | None
+    """Meta's α"""
+    images_per_second: float
+    seconds: float
+    """since the step began, pauses left out"""
+
+
+@dataclass
+class Position:
+    """Where the training of a step stands, besides the net: all that going on later needs."""
+
+    momentum: Weights
+    epoch: int = 0
+    seconds: float = 0.0
+
+
+class Batches:
+    """Batches of one shape, cut from a stream of epochs laid end to end: nothing is dropped, nothing is short.
+
+    A batch may span two epochs. Any stretch of the stream can be had without what came before. An epoch's
+    batches lie on the device beforehand, and a counter there says which one is next: the loop sends nothing.
+    """
+
+    def __init__(self, images: Images, crop: Crop, size: int, order: Callable[[int], Tensor], drawn: Drawn):
+        self.x, self.y, self.crop = crop.padded(images.x), images.y, crop
+        self.order, self.drawn = order, drawn
+        self.length = len(order(0))
+        self.size = min(size, self.length)
+        rows = -(-self.length // self.size) + 1
+        self.which = images.y.new_zeros(rows, self.size)
+        self.shifts = images.y.new_zeros(rows, self.size, 3)
+        self.at = images.y.new_zeros(1)
+
+    def edge(self, epochs: int) -> int:
+        """How many batches that many epochs are, rounded to the nearest."""
+        return (2 * epochs * self.length + self.size) // (2 * self.size)
+
+    def load(self, first: int, last: int, name: int) -> None:
+        """Lay out the batches first, ..., last - 1; `name` names their augmentation."""
+        begin, end = first * self.size, last * self.size
+        epochs = range(begin // self.length, -(-end // self.length))
+        if not epochs:
+            return
+        stream = torch.cat([self.order(k) for k in epochs])
+        begin -= epochs.start * self.length
+        batches = stream[begin : begin + (last - first) * self.size].view(-1, self.size)
+        self.which[: len(batches)].copy_(batches)
+        self.shifts[: len(batches)].copy_(self.drawn((last - first, self.size), name))
+        self.at.zero_()
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """The next batch: images, cropped and mirrored, and labels."""
+        which = self.which.index_select(0, self.at)[0]
+        shifts = self.shifts.index_select(0, self.at)[0]
+        self.at += 1
+        return self.crop(self.x, which, shifts), self.y[which]
+
+
+Drawn = Callable[[tuple[int, int], int], Tensor]
+
+
+def sgd_(weights: Weights, grads: Weights, momentum: Weights, lr: Tensor, recipe: Recipe) -> None:
+    """One step of SGD, in place: b ← μ b + (g + wd θ), θ ← θ − lr b. Few kernels, whatever the number of tensors."""
+    names = list(weights)
+    w, g, b = ([group[k] for k in names] for group in (weights, grads, momentum))
+    with torch.no_grad():
+        torch._foreach_mul_(b, recipe.momentum)
+        torch._foreach_add_(b, torch._foreach_add(g, w, alpha=recipe.weight_decay))
+        torch._foreach_sub_(w, torch._foreach_mul(b, lr))
+
+
+def trained(s: Step) -> Weights:
+    """The weights that SGD moves."""
+    return {name: w for name, w in s.net.named_parameters() if w.requires_grad}
+
+
+def fit(
+    method: Method,
+    s: Step,
+    recipe: Recipe,
+    crop: Crop,
+    seed: int,
+    bf16: bool,
+    at: Position,
+    on_epoch: Callable[[Epoch], None],
+) -> None:
+    """Train s.net from `at` to the last epoch of the recipe; `at` moves along, and on_epoch is told."""
+    device = s.data.x.device
+    weights = trained(s)
+    lr = torch.zeros((), device=device)
+    total = torch.zeros((), device=device)
+
+    def batches(images: Images, purpose: str, size: int, order: Callable[[torch.Generator], Tensor]) -> Batches:
+        def shuffled(k: int) -> Tensor:
+            return order(generator(seed, s.t, purpose, "order", k, device=device))
+
+        def drawn(shape: tuple[int, int], k: int) -> Tensor:
+            return crop.draw(shape, generator(seed, s.t, purpose, "augment", k, device=device))
+
+        return Batches(images, crop, size, shuffled, drawn)
+
+    train = batches(s.data, "train", recipe.batch, lambda gen: method.epoch(s, gen))
+    learned = method.loss if isinstance(method.loss, Meta) and s.held is not None else None
+    if s.held is not None:
+        size = len(s.held)
+        held = batches(s.held, "held", recipe.batch, lambda gen: torch.randperm(size, generator=gen, device=device))
+
+    def optimise(update_alpha: bool) -> None:
+        x, y = train.take()
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            out = s.net(x)
+            with torch.no_grad():
+                ref = None if s.teacher is None else s.teacher(x)
+        loss = method.objective(s, y, out, ref)
+        if update_alpha and learned is not None:
+            grads = gradient(loss, weights, again=True)
+            meta.update_alpha(method, s, (x, y, ref), held.take(), grads, at.momentum, lr, recipe, learned.alpha_lr)
+            loss = method.objective(s, y, out, ref)
+        sgd_(weights, gradient(loss, weights), at.momentum, lr, recipe)
+        total.add_(loss.detach())
+
+    s.net.train()
+    for epoch in range(at.epoch, recipe.epochs):
+        began = time.perf_counter()
+        first, last = train.edge(epoch), train.edge(epoch + 1)
+        train.load(first, last, epoch)
+        if learned is not None:
+            held.load(-(-first // learned.every), -(-last // learned.every), epoch)
+        lr.fill_(recipe.lr_at(epoch))
+        total.zero_()
+        for i in range(first, last):
+            optimise(learned is not None and i % learned.every == 0)
+        mean = total.item() / max(1, last - first)  # the one place in an epoch where the CPU waits for the device
+        seconds = time.perf_counter() - began
+        if not math.isfinite(mean):
+            raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; lower --lr")
+        at.epoch, at.seconds = epoch + 1, at.seconds + seconds
+        alpha = s.state["alpha"].item() if "alpha" in s.state else None
+        speed = (last - first) * train.size / max(seconds, 1e-9)
+        on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds))
+        s.net.train()
+
+
+def gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:
+    """The gradient of the loss by weight; `again` keeps what a second call needs."""
+    grads = torch.autograd.grad(loss, list(weights.values()), retain_graph=again, materialize_grads=True)
+    return dict(zip(weights, grads))
