@@ -1,0 +1,385 @@
+"""One run: a method on a data set under a protocol, from settings to `result.json`; resumable and idempotent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import __version__, checkpoint, record
+from .data import Images, class_order, step_sizes
+from .datasets import Dataset, load
+from .errors import DataError, RunError, UsageError
+from .evaluate import confusion_matrix, forgetting, summary
+from .learner import Learner, check_loss, image_shape
+from .losses import Standard
+from .memory import Budget
+from .method import Method, Recipe
+from .methods.il_baseline import ILBaseline
+from .store import Store, code_fingerprint, keys
+from .watch import Watch
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that determines a result. The same object is the flags, the record and the cache key."""
+
+    method: Method = field(default_factory=ILBaseline)
+    """how to learn"""
+    dataset: str = "cifar100"
+    """digits (embedded) or cifar100"""
+    base: int | None = None
+    """classes of the base step; half of all if not given"""
+    steps: int | None = None
+    """steps after the base step; 5 if neither this nor --increment is given"""
+    increment: int | None = None
+    """classes of each step after the base step, instead of --steps"""
+    order: str = "1993"
+    """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
+    memory: str = "20"
+    """exemplars kept: 20 of every class, total:2000 in all, or 0"""
+    select: str = "herding"
+    """how exemplars are chosen: herding or random"""
+    recipe: Recipe | None = None
+    """how to optimise; None for the method's own recipe"""
+    seed: int = 0
+    """of weights, batches, augmentation and everything else that is random"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    precision: str = "auto"
+    """auto (bf16 on a GPU that has it), fp32 or bf16"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run made definite: the data in learning order, the steps, and one learner with all settings resolved."""
+
+    run: Run
+    data: Dataset
+    train: Images
+    test: Images
+    order: list[int]
+    sizes: tuple[int, ...]
+    learner: Learner
+    settings: dict[str, Any]
+
+    def edges(self, t: int) -> tuple[int, int]:
+        """N_{t-1} and N_t."""
+        return sum(self.sizes[:t]), sum(self.sizes[: t + 1])
+
+    def keys(self) -> list[str]:
+        """The key of the state after each step."""
+        s = self.settings
+        counts = torch.bincount(self.train.of(0, self.sizes[0]).y)
+        equal = bool((counts == counts[0]).all())
+        # Equal counts make every λ equal, so in the base step only the rest of the method matters.
+        at_base = replace(self.run.method, loss=Standard()) if equal else self.run.method
+        always = {k: s[k] for k in ("seed", "device", "precision", "recipe")} | {
+            "data": self.data.fingerprint,
+            "augment": record.describe(self.data.augment),
+            "normalise": [self.data.mean, self.data.std],
+        }
+        base = {"method": record.describe(at_base)}
+        later = {"method": record.describe(self.run.method), "memory": s["memory"], "select": s["select"]}
+        brought = [self.order[slice(*self.edges(t))] for t in range(len(self.sizes))]
+        return list(keys(always, base, later, brought))
+
+    def images_to_train(self) -> list[int]:
+        """How many images each step trains on, over all epochs: for the time left."""
+        recipe, _ = self.learner.settings_for(image_shape(self.train.x))
+        counts = torch.bincount(self.train.y).tolist()
+        budget = self.learner.budget_
+        totals = []
+        for t in range(len(self.sizes)):
+            old, now = self.edges(t)
+            kept = sum(min(budget.share(old), c) for c in counts[:old])
+            totals.append(recipe.epochs * (sum(counts[old:now]) + kept))
+        return totals
+
+
+def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
+    """Check everything that can be checked before anything is computed, and load the data."""
+    budget = Budget.parse(run.memory)
+    if run.seed < 0:
+        raise UsageError(f"the seed must be 0 or more, not {run.seed}")
+    Learner(run.method, budget, select=run.select, device=run.device, precision=run.precision)  # type: ignore[arg-type]
+    loaded = load(run.dataset, data, progress)
+    classes = len(loaded.classes)
+    order = class_order(run.order, classes)
+    base = run.base if run.base is not None else classes // 2
+    steps = 5 if run.steps is None and run.increment is None else run.steps
+    sizes = step_sizes(classes, base, steps, run.increment)
+    check_loss(run.method, budget, [sum(sizes[:t]) for t in range(1, len(sizes))])
+    learner = Learner(
+        run.method,
+        budget,
+        select=run.select,  # type: ignore[arg-type]
+        recipe=run.recipe,
+        augment=loaded.augment,
+        normalise=(loaded.mean, loaded.std),
+        seed=run.seed,
+        device=run.device,
+        precision=run.precision,
+    )
+    # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
+    position = torch.empty(classes, dtype=torch.long)
+    position[torch.tensor(order)] = torch.arange(classes)
+    train, test = (Images(part.x, position[part.y]).to(learner.device_) for part in (loaded.train, loaded.test))
+    recipe, _ = learner.settings_for(image_shape(train.x))
+    settings = {
+        **record.flat(run.method),
+        "dataset": run.dataset,
+        "base": base,
+        "steps": len(sizes) - 1,
+        "increment": sizes[1],
+        "order": run.order,
+        "class_order": order,
+        "memory": str(budget),
+        "select": run.select,
+        "seed": run.seed,
+        "device": learner.device_.type,
+        "precision": "bf16" if learner.bf16_ else "fp32",
+        "recipe": record.describe(recipe),
+        "augment": record.describe(loaded.augment),
+        "normalise": [list(loaded.mean), list(loaded.std)],
+        "data": loaded.fingerprint,
+    }
+    return Plan(run, loaded, train, test, order, sizes, learner, settings)
+
+
+def run(
+    run: Run,
+    out: str | Path,
+    *,
+    data: Path | None = None,
+    store: Store | None = None,
+    watch: Watch | None = None,
+    checkpoint_every: float = 30.0,
+) -> Result:
+    """Do a run in the folder `out`, or go on with it, or return its recorded result.
+
+    Args:
+        run: the settings.
+        out: the run's folder; it holds run.json, metrics.jsonl, result.json and the final model.
+        data: where the data set lies, if it is not embedded.
+        store: where steps are shared with other runs; None to share none.
+        watch: who is told of the progress.
+        checkpoint_every: seconds between checkpoints; 0 for one at every epoch.
+    """
+    watch = watch or Watch()
+    folder = Path(out)
+    plan = prepare(run, data)
+    with locked(folder):
+        agree(folder, plan.settings)
+        recorded = folder / "result.json"
+        if recorded.is_file():
+            return read_result(folder)
+        checkpoint.write_json(folder / "run.json", plan.settings)
+        result = Attempt(plan, folder, store, watch, checkpoint_every).carry_out()
+        plan.learner.save(folder / "model")
+        checkpoint.write_json(recorded, result)
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        return result
+
+
+class Attempt:
+    """One process's part in a run: from the last checkpoint, or the longest shared prefix, to the end."""
+
+    def __init__(self, plan: Plan, folder: Path, store: Store | None, watch: Watch, every: float) -> None:
+        self.plan, self.folder, self.store, self.watch, self.every = plan, folder, store, watch, every
+        self.learner = plan.learner
+        self.keys = plan.keys()
+        self.records: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
+        self.reused: dict[str, Any] | None = None
+        self.saved = time.monotonic()
+
+    def carry_out(self) -> Result:
+        """All steps that are not done yet, then the result."""
+        plan, learner = self.plan, self.learner
+        if (self.folder / "checkpoint").is_dir():
+            self.recall(learner.restore(self.folder / "checkpoint"))
+        self.rewrite_metrics()
+        self.watch.begin(plan.settings, plan.images_to_train())
+        while len(self.records) < len(plan.sizes):
+            if not learner.unfinished_:
+                self.reuse()
+            t = len(learner.sizes_) - 1 if learner.unfinished_ else len(learner.sizes_)
+            before = self.lines[-1]["seconds"] if learner.unfinished_ else 0.0
+            began = time.perf_counter()
+            step = plan.train.of(*plan.edges(t))
+            learner.learn(step.x, step.y, self.at_epoch_end)
+            accuracies = self.measure(t)
+            seconds = round(before + time.perf_counter() - began, 3)
+            self.records.append({"step": t, "classes": sum(plan.sizes[: t + 1]), **accuracies, "seconds": seconds})
+            self.watch.step(self.records[-1])
+            if t + 1 < len(plan.sizes):
+                self.save_checkpoint()
+        return self.result()
+
+    def reuse(self) -> None:
+        """Take over the longest prefix that is in the store and goes beyond what is done."""
+        if self.store is None:
+            return
+        for t in reversed(range(len(self.learner.sizes_), len(self.keys))):
+            if not self.store.has(self.keys[t]):
+                continue
+            try:
+                note = self.learner.restore(self.store.entry(self.keys[t]))
+            except DataError as error:
+                self.watch.say(f"computing a shared step again: {error}")
+                self.store.drop(self.keys[t])
+                continue
+            # What this run did itself stays its own; the rest of the prefix came from the store.
+            own = len(self.records)
+            self.records += note["records"][own:]
+            self.lines = note["lines"]
+            seconds = sum(r["seconds"] for r in self.records[own:]) + self.lines[-1]["seconds"]
+            earlier = self.reused or {"steps": [], "seconds": 0.0}
+            self.reused = {
+                "steps": [*earlier["steps"], *range(own, t + 1)],
+                "seconds": round(earlier["seconds"] + seconds, 3),
+                "key": self.keys[t],
+            }
+            self.rewrite_metrics()
+            self.watch.reused(t, seconds)
+            return
+
+    def at_epoch_end(self, learner: Learner) -> None:
+        """Note the epoch, tell of it, and save what is due."""
+        e = learner.progress_
+        assert e is not None
+        line = {k: round(v, 6) if isinstance(v, float) else v for k, v in e._asdict().items()}
+        self.lines.append(line)
+        with (self.folder / "metrics.jsonl").open("a") as f:
+            f.write(json.dumps(line) + "\n")
+        self.watch.epoch(e)
+        if e.epoch == e.epochs:
+            if self.store is not None and not self.store.has(self.keys[e.step]):
+                learner.save(self.store.entry(self.keys[e.step]), {**self.note(), "reused": None})
+        elif time.monotonic() - self.saved >= self.every:
+            self.save_checkpoint()
+
+    def note(self) -> dict[str, Any]:
+        """What goes on in a checkpoint besides the learner."""
+        return {"records": self.records, "lines": self.lines, "reused": self.reused}
+
+    def recall(self, note: dict[str, Any]) -> None:
+        """The inverse of `note`."""
+        self.records, self.lines, self.reused = note["records"], note["lines"], note["reused"]
+
+    def save_checkpoint(self) -> None:
+        """Save all that going on needs."""
+        self.learner.save(self.folder / "checkpoint", self.note())
+        self.saved = time.monotonic()
+
+    def rewrite_metrics(self) -> None:
+        """Epochs after the checkpoint are done again, so their lines go."""
+        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        checkpoint.write_file(self.folder / "metrics.jsonl", text.encode())
+
+    def measure(self, t: int) -> dict[str, Any]:
+        """Accuracies after step t, on the test images of all classes so far."""
+        _, now = self.plan.edges(t)
+        test = self.plan.test.of(0, now)
+        z = self.learner.logits(test.x)
+        self.confusion = confusion_matrix(z, test.y, now)
+        return summary(z, test.y, self.plan.sizes[: t + 1])
+
+    def result(self) -> Result:
+        """What `result.json` holds."""
+        plan, records = self.plan, self.records
+        last = records[-1]
+        return {
+            "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
+            "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),
+            "final": {k: last[k] for k in ("top1", "top5", "base", "new")},
+            "forgetting": forgetting([r["by_step"] for r in records]),
+            "alpha": self.learner.alphas_,
+            "steps": records,
+            "confusion": self.confusion.tolist(),
+            "class_order": plan.order,
+            "run": {k: v for k, v in plan.settings.items() if k != "class_order"},
+            "reused": self.reused,
+            "seconds": round(sum(r["seconds"] for r in records), 3),
+            "versions": versions(),
+            "hardware": hardware(self.learner.device_),
+        }
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder; the lock goes with the process, however that ends."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process is at work in {folder}: wait for it, or choose another --out") from None
+        yield
+
+
+def agree(folder: Path, settings: dict[str, Any]) -> None:
+    """Refuse a folder that belongs to a run with other settings, and say which differ."""
+    path = folder / "run.json"
+    if not path.is_file():
+        return
+    there = checkpoint.read_json(path)
+    here = json.loads(json.dumps(settings))
+    differ = [k for k in sorted({*there, *here}) if there.get(k) != here.get(k)]
+    if differ:
+        words = ", ".join(
+            k if isinstance(here.get(k), (list, dict)) else f"{k} (there {there.get(k)}, here {here.get(k)})"
+            for k in differ
+        )
+        raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
+
+
+def read_result(folder: Path) -> Result:
+    """The recorded result of a run's folder."""
+    path = folder / "result.json"
+    if not path.is_file():
+        state = "not finished" if (folder / "run.json").is_file() else "not a run's folder"
+        raise DataError(f"{folder} has no result.json: it is {state}")
+    result = checkpoint.read_json(path)
+    if not isinstance(result, dict) or not {"average_incremental_accuracy", "steps", "run"} <= result.keys():
+        raise DataError(f"{path} is not the result of a run: delete it and run again")
+    return result
+
+
+def versions() -> dict[str, str]:
+    """Of all that takes part in a result."""
+    return {
+        "equipoise": __version__,
+        "code": code_fingerprint(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What the run was computed on."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), cpu)
+    found: dict[str, Any] = {"device": device.type, "cpu": cpu, "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["peak_memory_mib"] = round(torch.cuda.max_memory_allocated(device) / 2**20)
+    return found

@@ -1,0 +1,71 @@
+"""Shared prefixes: the state after step t, kept under a hash of everything that determined it.
+
+Runs that agree up to step t reuse it. With equal counts every loss of the paper is the same cross-entropy in
+the base step, so one base step serves them all, whatever comes later.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import checkpoint
+from .record import digest
+
+NOT_NUMERIC = {"__main__", "cli", "demo", "show", "watch", "errors"}
+"""modules that cannot change a result"""
+
+
+def default_store() -> Path:
+    """Where shared steps are kept unless told otherwise."""
+    return Path(os.environ.get("EQUIPOISE_STORE") or Path.home() / ".cache" / "equipoise" / "store")
+
+
+@functools.cache
+def code_fingerprint() -> str:
+    """A hash of the source that determines results: a step computed by other code is never reused."""
+    h = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if path.stem not in NOT_NUMERIC:
+            h.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return h.hexdigest()[:16]
+
+
+def keys(always: dict[str, Any], base: dict[str, Any], later: dict[str, Any], steps: Sequence[Any]) -> Iterator[str]:
+    """The key of each step, a chain: `always` matters in all steps, `base` in the first, `later` in the others.
+
+    `steps` is what each step brings: its classes, in order.
+    """
+    ours = {"code": code_fingerprint(), "torch": torch.__version__.split("+")[0], **always}
+    key = digest([ours, base, steps[0]])
+    yield key
+    for step in steps[1:]:
+        key = digest([key, later, step])
+        yield key
+
+
+class Store:
+    """A folder of learners, each saved at the end of a step's training, before its exemplars are chosen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entry(self, key: str) -> Path:
+        """The folder of one state."""
+        return self.folder / key[:2] / key
+
+    def has(self, key: str) -> bool:
+        """Whether that state is here, whole."""
+        return (self.entry(key) / checkpoint.INFO).is_file()
+
+    def drop(self, key: str) -> None:
+        """Forget a state, for instance a corrupt one."""
+        shutil.rmtree(self.entry(key), ignore_errors=True)
