@@ -33,8 +33,8 @@ from .errors import DataError, unknown
 if sys.platform != "win32":
     import fcntl
 
-NAMES: tuple[str, ...] = ("digits", "cifar100")
-"""The data sets that `load` knows."""
+SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
+"""The data sets that `load` knows, and the shape of their images: channels, height, width."""
 
 # The official files of CIFAR-100: where a person finds them, what is downloaded where there are none, the two
 # forms (the archive's name, then its files for training and testing) and the published checksums.
@@ -104,7 +104,7 @@ def load(name: str, folder: Path | None = None, progress: bool = True) -> Datase
         return _digits()
     if name == "cifar100":
         return _cifar100(folder, progress)
-    raise unknown("data set", name, NAMES)
+    raise unknown("data set", name, SHAPES)
 
 
 def _digits() -> Dataset:

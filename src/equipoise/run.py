@@ -338,15 +338,18 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / "run.json"
     if not path.is_file():
         return
-    there = checkpoint.read_json(path)
-    here = json.loads(json.dumps(settings))
-    differ = [k for k in sorted({*there, *here}) if there.get(k) != here.get(k)]
+    there, here = _flat(checkpoint.read_json(path)), _flat(json.loads(json.dumps(settings)))
+    differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
     if differ:
         words = ", ".join(
-            k if isinstance(here.get(k), (list, dict)) else f"{k} (there {there.get(k)}, here {here.get(k)})"
-            for k in differ
+            k if isinstance(here.get(k), list) else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
         )
         raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    inner = [_flat(v) if isinstance(v, dict) else {k: v} for k, v in settings.items()]
+    return {k: v for part in inner for k, v in part.items()}
 
 
 def read_result(folder: Path) -> Result:

@@ -1,0 +1,21 @@
+"""The command `equipoise`, also `python -m equipoise`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command and exit: 0 when done, 2 for a mistake in usage, 1 for everything else."""
+    try:
+        from .cli import command
+
+        code = command(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 1
+        print("\nstopped", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

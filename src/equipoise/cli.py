@@ -1,0 +1,255 @@
+"""The verbs of the command line. Flags and help come from dataclasses; this file only joins them."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+import tyro
+from rich.console import Console
+from tyro.conf import arg
+
+from . import __version__, methods, record
+from .datasets import SHAPES
+from .demo import demo
+from .errors import EquipoiseError, UsageError, unknown
+from .losses import LOSSES, Loss
+from .method import Method, Recipe
+from .run import Run, run
+from .show import figures_for, load_results, print_result, print_table
+from .store import Store, default_store
+from .watch import LiveWatch, PlainWatch
+
+T = TypeVar("T")
+
+
+def _hint(text: str) -> Any:
+    return arg(help_behavior_hint=f"(default: {text})", metavar="VALUE")
+
+
+@dataclass
+class Flags:
+    """What `equipoise run METHOD` takes beside the method's own flags and the recipe."""
+
+    loss: str = "standard"
+    """classification loss: standard, balanced, meta or relaxed"""
+    alpha: Annotated[float | None, _hint("1.0")] = None
+    """balanced: importance of old classes in the softmax"""
+    epsilon: Annotated[str | None, _hint("0.2%")] = None
+    """relaxed: λ of old classes, a count or a percentage of the images of the largest new class"""
+    alpha_lr: Annotated[float | None, _hint("1.0")] = None
+    """meta: learning rate of α"""
+    every: Annotated[int | None, _hint("10")] = None
+    """meta: optimisation steps from one update of α to the next"""
+    hold: Annotated[float | None, _hint("0.1")] = None
+    """meta: fraction of the memory per class that is held out"""
+    count: Annotated[str | None, _hint("train")] = None
+    """meta: what n_i counts, the images trained on (train) or all"""
+    dataset: str = "cifar100"
+    """digits (embedded) or cifar100"""
+    data: Annotated[Path | None, _hint("the user's cache, filled by a download")] = None
+    """folder with the data set's files"""
+    base: Annotated[int | None, _hint("half of the classes")] = None
+    """classes of the base step"""
+    steps: Annotated[int | None, _hint("5")] = None
+    """steps after the base step"""
+    increment: Annotated[int | None, _hint("as --steps says")] = None
+    """classes of each step after the base step, instead of --steps"""
+    order: str = "1993"
+    """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
+    memory: str = "20"
+    """exemplars kept: 20 of every class, total:2000 in all, or 0"""
+    select: Literal["herding", "random"] = "herding"
+    """how exemplars are chosen"""
+    seed: int = 0
+    """of weights, batches, augmentation and everything else that is random"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto is bf16 on a GPU that has it, else fp32"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    out: Annotated[Path | None, _hint("runs/ and a name made of the settings")] = None
+    """the run's folder"""
+    store: Annotated[str | None, _hint("the user's cache")] = None
+    """folder where steps are shared with other runs; `none` to share none"""
+    checkpoint: float = 30.0
+    """seconds between checkpoints"""
+
+    def made_loss(self) -> Loss:
+        """The loss that the flags describe; a flag of another loss is an error."""
+        if self.loss not in LOSSES:
+            raise unknown("loss", self.loss, LOSSES)
+        kind = LOSSES[self.loss]
+        own = {f.name for f in dataclasses.fields(kind)}
+        given = {k: getattr(self, k) for k in ("alpha", "epsilon", "alpha_lr", "every", "hold", "count")}
+        values = {k: v for k, v in given.items() if v is not None}
+        for name in values.keys() - own:
+            owner = next(n for n, k in LOSSES.items() if name in {f.name for f in dataclasses.fields(k)})
+            raise UsageError(f"--{name.replace('_', '-')} belongs to --loss {owner}, not to --loss {self.loss}")
+        return kind(**values)
+
+    def run_with(self, kind: type[Method], method: Method, recipe: Recipe) -> Run:
+        """The run that the flags describe."""
+        same = {f.name for f in dataclasses.fields(Run)} & {f.name for f in dataclasses.fields(Flags)}
+        settings = {name: getattr(self, name) for name in same}
+        own = {**_values(method), "loss": self.made_loss()}
+        return Run(method=kind(**own), recipe=Recipe(**_values(recipe)), **settings)
+
+
+def _values(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
+def _unchecked(kind: type[T]) -> type[T]:
+    """The same dataclass without its check of values, which would else fail inside tyro, in tyro's words."""
+    return type(kind.__name__, (kind,), {"__post_init__": lambda self: None, "__doc__": kind.__doc__})
+
+
+def run_verb(argv: list[str]) -> None:
+    """Train a method through a protocol and record the result; go on with it if it was stopped."""
+    # The recipe depends on the images, and help shows its defaults: so the data set is looked up first.
+    shape = SHAPES.get(_value_of("--dataset", argv) or Flags.dataset, SHAPES[Flags.dataset])
+    if argv and not argv[0].startswith("-") and argv[0] not in methods.known():
+        raise unknown("method", argv[0], methods.known())
+    kinds: dict[str, Callable[..., Any]] = {}
+    for name, kind in methods.known().items():
+        raw, recipe = _unchecked(kind), _unchecked(Recipe)
+        usual = recipe(**_values(kind().recipe(shape)))
+        own = [("method", raw, field(default_factory=raw)), ("recipe", recipe, field(default=usual))]
+        flags = dataclasses.make_dataclass(kind.__name__, own, bases=(Flags,))
+        flags.__doc__ = kind.__doc__
+        kinds[name] = flags
+    f: Any = tyro.extras.subcommand_cli_from_dict(
+        kinds,
+        prog="equipoise run",
+        description=run_verb.__doc__,
+        args=argv,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    asked = f.run_with(methods.named(f.method.name), f.method, f.recipe)
+    out = f.out or Path("runs") / run_name(asked)
+    store = None if f.store == "none" else Store(Path(f.store) if f.store else default_store())
+    console = Console(stderr=True)
+    watch = LiveWatch(console) if console.is_terminal else PlainWatch()
+    try:
+        result = run(asked, out, data=f.data, store=store, watch=watch, checkpoint_every=f.checkpoint)
+    except KeyboardInterrupt:
+        watch.close()
+        raise EquipoiseError(f"stopped; the same command goes on from the last checkpoint in {out}") from None
+    finally:
+        watch.close()
+    print_result(result, Console())
+    print(f"recorded in {out / 'result.json'}")
+
+
+def run_name(asked: Run) -> str:
+    """A folder name that says the most and is different for different settings."""
+    parts = [asked.method.name, asked.method.loss.name, asked.dataset, f"memory-{asked.memory}", f"seed-{asked.seed}"]
+    settings = [repr(getattr(asked, f.name)) for f in dataclasses.fields(Run)]
+    return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
+
+
+@dataclass
+class Show:
+    """Print the results of runs: mean ± deviation over seeds, and each step of a single run."""
+
+    dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """folders of runs, or folders that hold such folders"""
+    figures: Annotated[Path | None, _hint("none are made")] = None
+    """folder to write the accuracy curve and the confusion matrices to, as PNG"""
+
+
+def show_verb(argv: list[str]) -> None:
+    """Print the results of runs: mean ± deviation over seeds, and each step of a single run."""
+    f = tyro.cli(Show, prog="equipoise show", args=argv)
+    if not f.dirs:
+        raise UsageError("say which folders to show: equipoise show DIR [DIR ...]")
+    results = load_results(f.dirs)
+    console = Console()
+    if len(results) == 1:
+        print_result(results[0], console)
+    else:
+        print_table(results, console)
+    if f.figures is not None:
+        for path in figures_for(results, f.figures):
+            print(f"wrote {path}")
+
+
+@dataclass
+class Demo:
+    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; three seeds."""
+
+    out: Path = Path("demo")
+    """folder for the runs and the pictures"""
+    seeds: int = 3
+    """how many seeds"""
+
+
+def demo_verb(argv: list[str]) -> None:
+    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; about a minute."""
+    f = tyro.cli(Demo, prog="equipoise demo", args=argv)
+    if f.seeds < 1:
+        raise UsageError(f"--seeds must be 1 or more, not {f.seeds}")
+    demo(f.out, range(f.seeds), Console())
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {"run": run_verb, "show": show_verb, "demo": demo_verb}
+
+
+def _value_of(flag: str, argv: list[str]) -> str | None:
+    for i, word in enumerate(argv):
+        if word == flag and i + 1 < len(argv):
+            return argv[i + 1]
+        if word.startswith(f"{flag}="):
+            return word.split("=", 1)[1]
+    return None
+
+
+def usage() -> str:
+    """What the command can do."""
+    verbs = "\n".join(f"  {name:6} {verb.__doc__}" for name, verb in VERBS.items())
+    return (
+        f"usage: equipoise VERB ...\n\nClass-incremental learning that stays balanced.\n\n{verbs}\n\n"
+        "  equipoise VERB --help lists a verb's flags; --version the version; --debug shows tracebacks."
+    )
+
+
+def command(argv: list[str]) -> int:
+    """Do what the words say; returns the exit code."""
+    debug = "--debug" in argv
+    argv = [word for word in argv if word != "--debug"]
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"equipoise {__version__}, torch {torch.__version__}")
+        return 0
+    try:
+        if argv[0] not in VERBS:
+            raise unknown("command", argv[0], VERBS)
+        VERBS[argv[0]](argv[1:])
+        return 0
+    except SystemExit as done:  # tyro has said what was wrong, or printed help
+        return done.code if isinstance(done.code, int) else 1
+    except (EquipoiseError, OSError, torch.OutOfMemoryError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"equipoise: {sentence(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, and what to do about it."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the GPU is out of memory: lower --batch, or free the GPU of other processes and run the same command"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"
+    if isinstance(error, PermissionError):
+        return f"no permission to use {error.filename}: choose another --out, --store or --data"
+    return str(error)

@@ -1,0 +1,132 @@
+"""Results for people: tables in the terminal, and the accuracies of several seeds as mean ± deviation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from .errors import DataError
+from .run import Result, read_result
+
+
+def load_results(folders: Sequence[Path]) -> list[Result]:
+    """The results of these folders of runs; a folder that holds such folders stands for all of them."""
+    results = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not there" if not folder.exists() else f"{folder} is not a folder")
+        inside = sorted(path.parent for path in folder.rglob("result.json"))
+        results += [read_result(run) for run in inside] if inside else [read_result(folder)]
+    return results
+
+
+def grouped(results: Sequence[Result]) -> list[list[Result]]:
+    """Results that differ in the seed only, together; in the order in which they first come."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        same = {k: v for k, v in result["run"].items() if k != "seed"}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
+    return list(groups.values())
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> str:
+    """Mean ± sample deviation; without the deviation for one value."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return "–"
+    if len(known) == 1:
+        return f"{known[0]:.2f}"
+    return f"{np.mean(known):.2f} ± {np.std(known, ddof=1):.2f}"
+
+
+def label(result: Result) -> str:
+    """A run's loss in a few words, with what was set by hand."""
+    s = result["run"]
+    more = {"balanced": ("alpha", 1.0, "α"), "relaxed": ("epsilon", "0.2%", "ε"), "meta": ("alpha_lr", 1.0, "α lr")}
+    name, default, letter = more.get(s["loss"], ("", None, ""))
+    value = s.get(name, default)
+    return str(s["loss"]).capitalize() + ("" if value == default else f" {letter} {value}")
+
+
+def protocol(settings: dict[str, Any]) -> str:
+    """The steps in a few characters: 50 + 5 × 10."""
+    return f"{settings['base']} + {settings['steps']} × {settings['increment']}"
+
+
+def print_table(results: Sequence[Result], console: Console) -> None:
+    """One row for each setting, over its seeds; settings that all rows share are in the title."""
+    groups = grouped(results)
+    columns: dict[str, list[str]] = {
+        "method": [g[0]["run"]["method"] for g in groups],
+        "loss": [label(g[0]) for g in groups],
+        "data": [g[0]["run"]["dataset"] for g in groups],
+        "classes": [protocol(g[0]["run"]) for g in groups],
+        "memory": [g[0]["run"]["memory"] for g in groups],
+        "epochs": [str(g[0]["run"]["recipe"]["epochs"]) for g in groups],
+    }
+    same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "loss"}
+    title = ", ".join(v if k in ("method", "data") else f"{k} {v}" for k, v in same.items())
+    table = Table(title=f"{title}: average incremental and final accuracy in percent".lstrip(": "))
+    shown = [k for k in columns if k not in same]
+    for name in shown:
+        table.add_column(name)
+    for name in ("seeds", "average", "final", "base", "new", "forgetting"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for i, group in enumerate(groups):
+        finals = [[r["final"][k] for r in group] for k in ("top1", "base", "new")]
+        measured = [[r["average_incremental_accuracy"] for r in group], *finals, [r["forgetting"] for r in group]]
+        table.add_row(*(columns[k][i] for k in shown), str(len(group)), *(mean_and_deviation(m) for m in measured))
+    console.print(table)
+
+
+def print_result(result: Result, console: Console) -> None:
+    """Each step of one run, and what it comes to."""
+    s = result["run"]
+    title = f"{s['method']}, {label(result)}, {s['dataset']}, memory {s['memory']}, seed {s['seed']}"
+    table = Table(title=f"{title}: accuracy in percent")
+    for name in ("step", "classes", "all", "top 5", "base", "new", "latest", "α", "seconds"):
+        table.add_column(name, justify="right")
+    for record, alpha in zip(result["steps"], result["alpha"]):
+        shown = [record[k] for k in ("top1", "top5", "base", "new", "latest")]
+        table.add_row(
+            str(record["step"]),
+            str(record["classes"]),
+            *("–" if v is None else f"{v:.2f}" for v in shown),
+            "–" if alpha is None else f"{alpha:.3f}",
+            f"{record['seconds']:.1f}",
+        )
+    console.print(table)
+    forgotten = result["forgetting"]
+    console.print(
+        f"average incremental accuracy {result['average_incremental_accuracy']:.2f}%"
+        + ("" if forgotten is None else f", forgetting {forgotten:.2f} points")
+        + reuse_words(result["reused"]),
+        highlight=False,
+    )
+
+
+def reuse_words(reused: dict[str, Any] | None) -> str:
+    """What was not computed in this run."""
+    if not reused:
+        return ""
+    steps = ", ".join(map(str, reused["steps"]))
+    return f"; step(s) {steps} reused ({reused['seconds']:.1f} s when they were computed)"
+
+
+def figures_for(results: Sequence[Result], folder: Path) -> list[Path]:
+    """The accuracy curves of all results, and the confusion matrix of the first seed of each setting, as PNG."""
+    from . import figures  # matplotlib is slow to import, and only pictures need it
+
+    groups = grouped(results)
+    curves = [(f"{label(g[0])}, memory {g[0]['run']['memory']}", g) for g in groups]
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        figures.accuracy_curves({"": curves}, folder / "accuracy.png"),
+        figures.confusions([(name, group[0]) for name, group in curves], folder / "confusion.png"),
+    ]
