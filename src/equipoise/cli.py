@@ -23,7 +23,7 @@ from .errors import EquipoiseError, UsageError, unknown
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
 from .run import Run, run
-from .show import figures_for, load_results, print_result, print_table
+from .show import figures_for, for_output, load_results, print_result, print_table
 from .store import Store, default_store
 from .watch import LiveWatch, PlainWatch
 
@@ -144,7 +144,7 @@ def run_verb(argv: list[str]) -> None:
         raise EquipoiseError(f"stopped; the same command goes on from the last checkpoint in {out}") from None
     finally:
         watch.close()
-    print_result(result, Console())
+    print_result(result, for_output())
     print(f"recorded in {out / 'result.json'}")
 
 
@@ -171,7 +171,7 @@ def show_verb(argv: list[str]) -> None:
     if not f.dirs:
         raise UsageError("say which folders to show: equipoise show DIR [DIR ...]")
     results = load_results(f.dirs)
-    console = Console()
+    console = for_output()
     if len(results) == 1:
         print_result(results[0], console)
     else:
@@ -196,7 +196,7 @@ def demo_verb(argv: list[str]) -> None:
     f = tyro.cli(Demo, prog="equipoise demo", args=argv)
     if f.seeds < 1:
         raise UsageError(f"--seeds must be 1 or more, not {f.seeds}")
-    demo(f.out, range(f.seeds), Console())
+    demo(f.out, range(f.seeds), for_output())
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {"run": run_verb, "show": show_verb, "demo": demo_verb}

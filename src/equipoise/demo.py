@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -89,7 +90,10 @@ def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
 def print_comparison(results: dict[tuple[str, str], list[Result]], console: Console) -> None:
     """A row for each memory and loss."""
     seeds = len(next(iter(results.values())))
-    table = Table(title=f"Digits, 5 + 5 × 1 classes: accuracy in percent, mean ± deviation over {seeds} seed(s)")
+    table = Table(
+        title=f"Digits, 5 + 5 × 1 classes: accuracy in percent, mean ± deviation over {seeds} seed(s)",
+        box=box.SIMPLE_HEAD,
+    )
     table.add_column("memory")
     table.add_column("loss")
     for name in ("average", "final", "final base", "final new"):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from .errors import DataError
 from .run import Result, read_result
+
+
+def for_output() -> Console:
+    """Standard output: as wide as the terminal, or wide enough for a table in a file or a pipe."""
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def load_results(folders: Sequence[Path]) -> list[Result]:
@@ -72,12 +79,13 @@ def print_table(results: Sequence[Result], console: Console) -> None:
     }
     same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "loss"}
     title = ", ".join(v if k in ("method", "data") else f"{k} {v}" for k, v in same.items())
-    table = Table(title=f"{title}: average incremental and final accuracy in percent".lstrip(": "))
+    title = f"{title}: average incremental and final accuracy in percent".lstrip(": ")
+    table = Table(title=title, box=box.SIMPLE_HEAD)
     shown = [k for k in columns if k not in same]
     for name in shown:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in ("seeds", "average", "final", "base", "new", "forgetting"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for i, group in enumerate(groups):
         finals = [[r["final"][k] for r in group] for k in ("top1", "base", "new")]
         measured = [[r["average_incremental_accuracy"] for r in group], *finals, [r["forgetting"] for r in group]]
@@ -89,7 +97,7 @@ def print_result(result: Result, console: Console) -> None:
     """Each step of one run, and what it comes to."""
     s = result["run"]
     title = f"{s['method']}, {label(result)}, {s['dataset']}, memory {s['memory']}, seed {s['seed']}"
-    table = Table(title=f"{title}: accuracy in percent")
+    table = Table(title=f"{title}: accuracy in percent", box=box.SIMPLE_HEAD)
     for name in ("step", "classes", "all", "top 5", "base", "new", "latest", "α", "seconds"):
         table.add_column(name, justify="right")
     for record, alpha in zip(result["steps"], result["alpha"]):

@@ -56,14 +56,17 @@ class Batches:
     batches lie on the device beforehand, and a counter there says which one is next: the loop sends nothing.
     """
 
-    def __init__(self, images: Images, crop: Crop, size: int, order: Callable[[int], Tensor], drawn: Drawn):
+    def __init__(
+        self, images: Images, crop: Crop, size: int, order: Callable[[int], Tensor], drawn: Drawn, most: int = 0
+    ) -> None:
+        """`order(k)` is the k-th epoch as indices; `most` batches are loaded at a time, one epoch's if not given."""
         self.x, self.y, self.crop = crop.padded(images.x), images.y, crop
         self.order, self.drawn = order, drawn
         self.length = len(order(0))
         self.size = min(size, self.length)
-        rows = -(-self.length // self.size) + 1
-        self.which = images.y.new_zeros(rows, self.size)
-        self.shifts = images.y.new_zeros(rows, self.size, 3)
+        self.most = most or -(-self.length // self.size) + 1
+        self.which = images.y.new_zeros(self.most, self.size)
+        self.shifts = images.y.new_zeros(self.most, self.size, 3)
         self.at = images.y.new_zeros(1)
 
     def edge(self, epochs: int) -> int:
@@ -125,20 +128,23 @@ def fit(
     lr = torch.zeros((), device=device)
     total = torch.zeros((), device=device)
 
-    def batches(images: Images, purpose: str, size: int, order: Callable[[torch.Generator], Tensor]) -> Batches:
+    def batches(images: Images, purpose: str, order: Callable[[torch.Generator], Tensor], most: int = 0) -> Batches:
         def shuffled(k: int) -> Tensor:
             return order(generator(seed, s.t, purpose, "order", k, device=device))
 
         def drawn(shape: tuple[int, int], k: int) -> Tensor:
             return crop.draw(shape, generator(seed, s.t, purpose, "augment", k, device=device))
 
-        return Batches(images, crop, size, shuffled, drawn)
+        return Batches(images, crop, recipe.batch, shuffled, drawn, most)
 
-    train = batches(s.data, "train", recipe.batch, lambda gen: method.epoch(s, gen))
-    learned = method.loss if isinstance(method.loss, Meta) and s.held is not None else None
-    if s.held is not None:
-        size = len(s.held)
-        held = batches(s.held, "held", recipe.batch, lambda gen: torch.randperm(size, generator=gen, device=device))
+    train = batches(s.data, "train", lambda gen: method.epoch(s, gen))
+    learned = method.loss if isinstance(method.loss, Meta) else None
+    if learned is not None and s.held is not None:
+        n = len(s.held)
+        updates = train.most // learned.every + 1
+        held = batches(s.held, "held", lambda gen: torch.randperm(n, generator=gen, device=device), updates)
+    else:
+        learned = None  # nothing to learn α on: the base step
 
     def optimise(update_alpha: bool) -> None:
         x, y = train.take()
