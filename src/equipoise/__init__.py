@@ -5,12 +5,18 @@
 >>> learner.learn(images, labels).learn(more_images, more_labels).predict(images)
 """
 
-from .augment import Crop
-from .errors import DataError, EquipoiseError, RunError, UsageError
-from .learner import Learner
-from .losses import Balanced, Meta, Relaxed, Standard
-from .method import Method, Out, Recipe, Step
-from .methods.il_baseline import ILBaseline
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .augment import Crop
+    from .errors import DataError, EquipoiseError, RunError, UsageError
+    from .learner import Learner
+    from .losses import Balanced, Meta, Relaxed, Standard
+    from .method import Method, Out, Recipe, Step
+    from .methods.il_baseline import ILBaseline
 
 __all__ = [
     "Balanced",
@@ -30,3 +36,19 @@ __all__ = [
     "UsageError",
 ]
 __version__ = "0.1.0"
+
+_HOMES = ("augment", "errors", "learner", "losses", "method", "methods.il_baseline")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch takes seconds, in which Ctrl-C should already be heard."""
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f".{home}", __name__)
+            if name in vars(module):
+                return vars(module)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

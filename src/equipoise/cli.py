@@ -80,6 +80,8 @@ class Flags:
     """folder where steps are shared with other runs; `none` to share none"""
     checkpoint: float = 30.0
     """seconds between checkpoints"""
+    evaluate_every: int = 0
+    """epochs between looks at the test images on the way, for metrics.jsonl; 0 for none"""
 
     def made_loss(self) -> Loss:
         """The loss that the flags describe; a flag of another loss is an error."""
@@ -138,7 +140,15 @@ def run_verb(argv: list[str]) -> None:
     console = Console(stderr=True)
     watch = LiveWatch(console) if console.is_terminal else PlainWatch()
     try:
-        result = run(asked, out, data=f.data, store=store, watch=watch, checkpoint_every=f.checkpoint)
+        result = run(
+            asked,
+            out,
+            data=f.data,
+            store=store,
+            watch=watch,
+            checkpoint_every=f.checkpoint,
+            evaluate_every=f.evaluate_every,
+        )
     except KeyboardInterrupt:
         watch.close()
         raise EquipoiseError(f"stopped; the same command goes on from the last checkpoint in {out}") from None

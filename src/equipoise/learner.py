@@ -119,7 +119,13 @@ class Learner:
 
     # Learning -----------------------------------------------------------------------------------------------
 
-    def learn(self, images: Any, labels: Any, callback: Callable[[Learner], None] | None = None) -> Self:
+    def learn(
+        self,
+        images: Any,
+        labels: Any,
+        callback: Callable[[Learner], None] | None = None,
+        tick: Callable[[float], None] | None = None,
+    ) -> Self:
         """Learn the classes of these images beside those already known.
 
         Args:
@@ -128,6 +134,7 @@ class Learner:
             labels: as many labels, of any hashable kind, none of a class already learned.
             callback: called at the end of every epoch with the learner, which can predict and be saved then;
                 `learner.progress_` says where it is. It does not change what is learned.
+            tick: called after every batch with the epochs done so far, such as 2.25, to show that it goes on.
         """
         x = as_images(images)
         names = as_labels(labels, len(x))
@@ -144,7 +151,7 @@ class Learner:
         before = self._live
         self._live = live
         try:
-            self._train(live, data, callback)
+            self._train(live, data, callback, tick or (lambda epochs: None))
             self._finish(live, data)
             self._state, self._live = live.state, None
         except BaseException:
@@ -224,7 +231,13 @@ class Learner:
         std = ((p @ levels**2) - mean**2).clamp_min(0).sqrt()
         return mean, torch.where(std > 0, std, 1.0)  # a channel of one colour carries nothing: leave it at 0
 
-    def _train(self, live: Live, data: Images, callback: Callable[[Learner], None] | None) -> None:
+    def _train(
+        self,
+        live: Live,
+        data: Images,
+        callback: Callable[[Learner], None] | None,
+        tick: Callable[[float], None],
+    ) -> None:
         state, teacher = live.state, self._state.net
         assert state.net is not None and state.exemplars is not None
         t, n_old = len(state.sizes) - 1, len(self._state.classes)
@@ -246,7 +259,7 @@ class Learner:
 
         # Only what is trained has momentum; a method may have frozen some weights.
         live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
-        fit(self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch)
+        fit(self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick)
 
     def settings_for(self, shape: tuple[int, int, int]) -> tuple[Recipe, Crop]:
         """The recipe and the augmentation for images of shape (channels, height, width)."""

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,7 @@ def run(
     store: Store | None = None,
     watch: Watch | None = None,
     checkpoint_every: float = 30.0,
+    evaluate_every: int = 0,
 ) -> Result:
     """Do a run in the folder `out`, or go on with it, or return its recorded result.
 
@@ -177,6 +179,7 @@ def run(
         store: where steps are shared with other runs; None to share none.
         watch: who is told of the progress.
         checkpoint_every: seconds between checkpoints; 0 for one at every epoch.
+        evaluate_every: epochs between looks at the test images on the way, for metrics.jsonl; 0 for none.
     """
     watch = watch or Watch()
     folder = Path(out)
@@ -187,7 +190,7 @@ def run(
         if recorded.is_file():
             return read_result(folder)
         checkpoint.write_json(folder / "run.json", plan.settings)
-        result = Attempt(plan, folder, store, watch, checkpoint_every).carry_out()
+        result = Attempt(plan, folder, store, watch, checkpoint_every, evaluate_every).carry_out()
         plan.learner.save(folder / "model")
         checkpoint.write_json(recorded, result)
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -197,8 +200,11 @@ def run(
 class Attempt:
     """One process's part in a run: from the last checkpoint, or the longest shared prefix, to the end."""
 
-    def __init__(self, plan: Plan, folder: Path, store: Store | None, watch: Watch, every: float) -> None:
-        self.plan, self.folder, self.store, self.watch, self.every = plan, folder, store, watch, every
+    def __init__(
+        self, plan: Plan, folder: Path, store: Store | None, watch: Watch, checkpoint_every: float, evaluate_every: int
+    ) -> None:
+        self.plan, self.folder, self.store, self.watch = plan, folder, store, watch
+        self.checkpoint_every, self.evaluate_every = checkpoint_every, evaluate_every
         self.learner = plan.learner
         self.keys = plan.keys()
         self.records: list[dict[str, Any]] = []
@@ -220,7 +226,7 @@ class Attempt:
             before = self.lines[-1]["seconds"] if learner.unfinished_ else 0.0
             began = time.perf_counter()
             step = plan.train.of(*plan.edges(t))
-            learner.learn(step.x, step.y, self.at_epoch_end)
+            learner.learn(step.x, step.y, self.at_epoch_end, partial(self.watch.tick, t))
             accuracies = self.measure(t)
             seconds = round(before + time.perf_counter() - began, 3)
             self.records.append({"step": t, "classes": sum(plan.sizes[: t + 1]), **accuracies, "seconds": seconds})
@@ -262,6 +268,8 @@ class Attempt:
         e = learner.progress_
         assert e is not None
         line = {k: round(v, 6) if isinstance(v, float) else v for k, v in e._asdict().items()}
+        if self.evaluate_every and e.epoch % self.evaluate_every == 0:
+            line["accuracy"] = self.measure(e.step)["top1"]
         self.lines.append(line)
         with (self.folder / "metrics.jsonl").open("a") as f:
             f.write(json.dumps(line) + "\n")
@@ -269,7 +277,7 @@ class Attempt:
         if e.epoch == e.epochs:
             if self.store is not None and not self.store.has(self.keys[e.step]):
                 learner.save(self.store.entry(self.keys[e.step]), {**self.note(), "reused": None})
-        elif time.monotonic() - self.saved >= self.every:
+        elif time.monotonic() - self.saved >= self.checkpoint_every:
             self.save_checkpoint()
 
     def note(self) -> dict[str, Any]:

@@ -121,8 +121,12 @@ def fit(
     bf16: bool,
     at: Position,
     on_epoch: Callable[[Epoch], None],
+    on_batch: Callable[[float], None] = lambda epochs: None,
 ) -> None:
-    """Train s.net from `at` to the last epoch of the recipe; `at` moves along, and on_epoch is told."""
+    """Train s.net from `at` to the last epoch of the recipe; `at` moves along.
+
+    `on_epoch` is told of each epoch; `on_batch` of the epochs sent so far, counted by the host: it waits for nothing.
+    """
     device = s.data.x.device
     weights = trained(s)
     lr = torch.zeros((), device=device)
@@ -171,6 +175,7 @@ def fit(
         total.zero_()
         for i in range(first, last):
             optimise(learned is not None and i % learned.every == 0)
+            on_batch(epoch + (i + 1 - first) / (last - first))
         mean = total.item() / max(1, last - first)  # the one place in an epoch where the CPU waits for the device
         seconds = time.perf_counter() - began
         if not math.isfinite(mean):

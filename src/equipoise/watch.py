@@ -18,13 +18,17 @@ class Watch:
 
     def begin(self, settings: dict[str, Any], images: Sequence[int]) -> None:
         """A run begins or goes on; `images` is how many each step trains on, over all epochs."""
-        self.settings, self.images = settings, list(images)
+        self.images = list(images)
+        self.epochs: int = settings["recipe"]["epochs"]
 
     def say(self, text: str) -> None:
         """Something the user should know."""
 
     def reused(self, t: int, seconds: float) -> None:
         """Steps up to t came from the store; they had taken so long."""
+
+    def tick(self, t: int, epochs: float) -> None:
+        """Step t has come so many epochs far."""
 
     def epoch(self, e: Epoch) -> None:
         """An epoch has ended."""
@@ -53,7 +57,8 @@ class PlainWatch(Watch):
     """Plain lines, for logs: each step's result, and the epochs in between not more often than every few seconds."""
 
     def __init__(self, file: TextIO | None = None, every: float = 5.0) -> None:
-        self.file, self.every, self.last = file, every, 0.0
+        self.file, self.every = file, every
+        self.last = time.monotonic() - every
 
     def say(self, text: str) -> None:
         """Print it."""
@@ -62,6 +67,12 @@ class PlainWatch(Watch):
     def reused(self, t: int, seconds: float) -> None:
         """Print it."""
         self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
+
+    def tick(self, t: int, epochs: float) -> None:
+        """Print it, if nothing has been printed for a minute."""
+        if time.monotonic() - self.last >= 12 * self.every:
+            self.last = time.monotonic()
+            self.say(f"step {t}/{len(self.images) - 1}, {epochs:.2f} epochs")
 
     def epoch(self, e: Epoch) -> None:
         """Print it, if the last one is long enough ago."""
@@ -100,10 +111,14 @@ class LiveWatch(Watch):
         """Print it above the bar."""
         self.say(f"[dim]steps 0 to {t} reused from the store (they had taken {duration(seconds)})[/dim]")
 
-    def epoch(self, e: Epoch) -> None:
+    def tick(self, t: int, epochs: float) -> None:
         """Move the bar."""
-        done = sum(self.images[: e.step]) + self.images[e.step] * e.epoch / e.epochs
-        self.bar.update(self.task, completed=done, total=sum(self.images), words=self.words(e))
+        done = sum(self.images[:t]) + self.images[t] * epochs / self.epochs
+        self.bar.update(self.task, completed=done, total=sum(self.images))
+
+    def epoch(self, e: Epoch) -> None:
+        """Say where it is."""
+        self.bar.update(self.task, words=self.words(e))
 
     def step(self, record: dict[str, Any]) -> None:
         """Print it above the bar."""
