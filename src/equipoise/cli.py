@@ -74,6 +74,8 @@ class Flags:
     """auto is bf16 on a GPU that has it, else fp32"""
     device: str = "auto"
     """auto, cpu or cuda"""
+    engine: Literal["auto", "compiled", "captured", "eager"] = "auto"
+    """how training steps are launched, which changes only their speed: auto is compiled on a GPU, eager on a CPU"""
     out: Annotated[Path | None, _hint("runs/ and a name made of the settings")] = None
     """the run's folder"""
     store: Annotated[str | None, _hint("the user's cache")] = None

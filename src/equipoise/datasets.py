@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .augment import Crop
-from .data import Images
+from .data import Images, channel_statistics
 from .errors import DataError, unknown
 
 if sys.platform != "win32":
@@ -120,18 +120,15 @@ def _digits() -> Dataset:
     for label in range(10):
         for_training[(y == label).nonzero()[:DIGITS_TRAIN]] = True
     train, test = Images(x[for_training], y[for_training]), Images(x[~for_training], y[~for_training])
-    # From sums of whole numbers, which do not depend on the order or the number of threads they are added in.
-    grey = train.x.long()
-    mean = grey.sum().item() / grey.numel()
-    variance = (grey**2).sum().item() / grey.numel() - mean**2
+    mean, std = channel_statistics(train.x)
     return Dataset(
         name="digits",
         train=train,
         test=test,
         classes=tuple("0123456789"),
         augment=Crop(pad=1, flip=False),
-        mean=(mean / 255,),
-        std=(variance**0.5 / 255,),
+        mean=(mean.item() / 255,),
+        std=(std.item() / 255,),
         fingerprint=_fingerprint(train, test),
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .capture import ENGINES, Engine
 from .errors import RunError, UsageError
 
 
@@ -33,6 +34,17 @@ def resolve_precision(name: str, device: torch.device) -> bool:
     if name not in ("auto", "fp32", "bf16"):
         raise UsageError(f"precision must be auto, fp32 or bf16, not {name!r}")
     return name == "bf16" or (name == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def resolve_engine(name: str, device: torch.device) -> Engine:
+    """How training steps are launched: auto compiles and records them on a GPU."""
+    if name == "auto":
+        return "compiled" if device.type == "cuda" else "eager"
+    if name not in ENGINES:
+        raise UsageError(f"engine must be auto, {', '.join(ENGINES)}, not {name!r}")
+    if name != "eager" and device.type != "cuda":
+        raise UsageError(f"engine {name} needs a GPU: use auto or eager")
+    return name
 
 
 def as_images(images: Any) -> Tensor:

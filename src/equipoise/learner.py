@@ -13,16 +13,16 @@ from torch import Tensor
 
 from . import checkpoint, memory, nets, record
 from .augment import Crop
-from .data import Images, join
+from .data import Images, channel_statistics, join
 from .errors import DataError, UsageError
-from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_precision
-from .losses import Meta, Relaxed
+from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
+from .losses import Meta
 from .memory import Budget
 from .method import Method, Recipe, Step
 from .methods.il_baseline import ILBaseline
 from .randomness import generator
 from .state import Live, State, new_net, pack, place, unpack
-from .train import Epoch, Position, fit, trained
+from .train import Epoch, Position, convolutions, fit, trained
 
 FORMAT = 1
 """of saved learners; raised when an older version could not read them"""
@@ -50,6 +50,7 @@ class Learner:
         seed: int = 0,
         device: str = "auto",
         precision: str = "auto",
+        engine: str = "auto",
     ) -> None:
         """Settings.
 
@@ -64,6 +65,7 @@ class Learner:
             seed: of everything random.
             device: auto, cpu or cuda.
             precision: auto (bf16 on a GPU that has it), fp32 or bf16.
+            engine: how training steps are launched, which changes only their speed: auto, compiled, captured, eager.
         """
         if method is not None and not isinstance(method, Method):
             raise UsageError(f"method must be a Method such as ILBaseline(), not {method!r}")
@@ -78,13 +80,15 @@ class Learner:
         self.seed = seed
         self.device = device
         self.precision = precision
+        self.engine = engine
         self.budget_ = memory if isinstance(memory, Budget) else Budget.parse(memory)
         self.device_ = resolve_device(device)
         self.bf16_ = resolve_precision(precision, self.device_)
+        self.engine_ = resolve_engine(engine, self.device_)
         self.progress_: Epoch | None = None
         self._state = State()
         self._live: Live | None = None
-        check_loss(self.method, self.budget_)
+        self.method.loss.check_memory(self.budget_.share(1))
 
     # What is known ------------------------------------------------------------------------------------------
 
@@ -223,13 +227,7 @@ class Learner:
             if mean.shape != (channels,) or std.shape != (channels,) or not bool((std > 0).all()):
                 raise UsageError(f"normalise must be {channels} means and {channels} positive standard deviations")
             return mean, std
-        # From a histogram: exact, and without a float copy of all images.
-        levels = torch.arange(256, dtype=torch.float64)
-        counts = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256).cpu().double() for c in range(channels)])
-        p = counts / counts.sum(1, keepdim=True)
-        mean = p @ levels
-        std = ((p @ levels**2) - mean**2).clamp_min(0).sqrt()
-        return mean, torch.where(std > 0, std, 1.0)  # a channel of one colour carries nothing: leave it at 0
+        return channel_statistics(x)
 
     def _train(
         self,
@@ -259,7 +257,8 @@ class Learner:
 
         # Only what is trained has momentum; a method may have frozen some weights.
         live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
-        fit(self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick)
+        with convolutions(self.device_):
+            fit(self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick, self.engine_)
 
     def settings_for(self, shape: tuple[int, int, int]) -> tuple[Recipe, Crop]:
         """The recipe and the augmentation for images of shape (channels, height, width)."""
@@ -271,8 +270,7 @@ class Learner:
         """D_t and B_t: the same number of images of every class is held out of training, for this step only."""
         assert isinstance(self.method.loss, Meta)
         share = self.budget_.share(n_old)
-        if share < 2:
-            raise UsageError(_meta_needs(share, f"step {t}"))
+        self.method.loss.check_memory(share)
         h = self.method.loss.held(share)
         counts = torch.bincount(images.y)
         if int(counts.min()) <= h:
@@ -323,7 +321,11 @@ class Learner:
         training = net.training
         net.eval()
         try:
-            with torch.no_grad(), torch.autocast(self.device_.type, torch.bfloat16, enabled=self.bf16_):
+            with (
+                torch.no_grad(),
+                convolutions(self.device_),
+                torch.autocast(self.device_.type, torch.bfloat16, enabled=self.bf16_),
+            ):
                 for part in torch.split(x, chunk):
                     out = net(part.to(self.device_))
                     yield out._replace(z=out.z.float(), h=out.h.float())
@@ -403,22 +405,3 @@ class Learner:
         if info["format"] != FORMAT:
             raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
         self._state, self._live = unpack(tensors, info, self.method, self.device_)
-
-
-def check_loss(method: Method, budget: Budget, classes: Sequence[int] = ()) -> None:
-    """Refuse a loss that this memory cannot serve; `classes` are the numbers of old classes that will occur."""
-    shares = [budget.share(c) for c in classes] or [budget.per_class if budget.total is None else budget.total]
-    if isinstance(method.loss, Meta) and min(shares) < 2:
-        raise UsageError(_meta_needs(min(shares), "a step"))
-    if isinstance(method.loss, Relaxed) and method.loss.value(1.0) == 0 and max(shares) > 0:
-        raise UsageError(
-            "epsilon 0 leaves old classes out of the softmax, so that an image from memory has an infinite loss: "
-            "use memory 0, an epsilon above 0, or the balanced loss"
-        )
-
-
-def _meta_needs(share: int, where: str) -> str:
-    return (
-        f"the meta loss needs a memory of at least 2 images per class, one to train on and one to hold out, and "
-        f"{where} would have {share}: raise the memory or use the balanced or relaxed loss"
-    )

@@ -69,6 +69,9 @@ class Loss:
         """λ for every class; `alpha` is Meta's current value."""
         raise TypeError("a loss says what its λ is")
 
+    def check_memory(self, *shares: int) -> None:
+        """Refuse a memory that this loss cannot do with: `shares` are images per old class that will occur."""
+
     def __call__(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
         """The loss of a batch with logits z and labels y, in step s."""
         return weighted_cross_entropy(z, y, s.lam)
@@ -122,6 +125,14 @@ class Relaxed(Loss):
         _check("epsilon", number, number >= 0, "0 or more")
         return largest * (number / 100) if text.endswith("%") else number
 
+    def check_memory(self, *shares: int) -> None:
+        """ε = 0 goes with no memory only."""
+        if self.value(1.0) == 0 and max(shares) > 0:
+            raise UsageError(
+                "epsilon 0 leaves old classes out of the softmax, so that an image from memory has an infinite loss: "
+                "use memory 0, an epsilon above 0, or the balanced loss"
+            )
+
     def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
         """ε for old classes, n_i for new ones."""
         largest = torch.where(past, 0, n).max()
@@ -152,6 +163,14 @@ class Meta(Loss):
     def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
         """α n_i for old classes, n_i for new ones; α is 1 before it is learned."""
         return torch.where(past, n if alpha is None else alpha * n, n)
+
+    def check_memory(self, *shares: int) -> None:
+        """Two images of every old class: one to train on, one to hold out."""
+        if min(shares) < 2:
+            raise UsageError(
+                "the meta loss needs a memory of at least 2 images per class, one to train on and one to hold out, "
+                f"and here it has {min(shares)}: raise the memory, or use the balanced or the relaxed loss"
+            )
 
     def held(self, m: int) -> int:
         """How many images of each class B_t holds, when the memory has m of each."""

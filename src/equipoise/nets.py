@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -176,8 +177,11 @@ class Net(nn.Module):
         self.register_buffer("mean", mean.float().reshape(1, -1, 1, 1))
         self.register_buffer("std", std.float().reshape(1, -1, 1, 1))
 
-    def forward(self, x: Tensor) -> Out:
-        """The output for a batch of uint8 images (batch, channels, height, width)."""
-        h, maps = self.backbone((x.to(self.mean.dtype) - self.mean) / self.std)
+    def forward(self, x: Tensor, backbone: Callable[[Tensor], tuple[Tensor, list[Tensor]]] | None = None) -> Out:
+        """The output for a batch of uint8 images (batch, channels, height, width).
+
+        `backbone` stands in for the net's own: the same weights, compiled.
+        """
+        h, maps = (backbone or self.backbone)((x.to(self.mean.dtype) - self.mean) / self.std)
         z, extra = self.head(h)
         return Out(z, h, maps, extra)

@@ -22,7 +22,8 @@ from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load
 from .errors import DataError, RunError, UsageError
 from .evaluate import confusion_matrix, forgetting, summary
-from .learner import Learner, check_loss, image_shape
+from .inputs import image_shape
+from .learner import Learner
 from .losses import Standard
 from .memory import Budget
 from .method import Method, Recipe
@@ -61,6 +62,8 @@ class Run:
     """auto, cpu or cuda"""
     precision: str = "auto"
     """auto (bf16 on a GPU that has it), fp32 or bf16"""
+    engine: str = "auto"
+    """how steps are launched, which changes only their speed: auto, compiled, captured or eager"""
 
 
 @dataclass(frozen=True)
@@ -115,25 +118,15 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
     budget = Budget.parse(run.memory)
     if run.seed < 0:
         raise UsageError(f"the seed must be 0 or more, not {run.seed}")
-    Learner(run.method, budget, select=run.select, device=run.device, precision=run.precision)  # type: ignore[arg-type]
+    _learner(run, budget)  # a bad setting is said before any data is looked for
     loaded = load(run.dataset, data, progress)
     classes = len(loaded.classes)
     order = class_order(run.order, classes)
     base = run.base if run.base is not None else classes // 2
     steps = 5 if run.steps is None and run.increment is None else run.steps
     sizes = step_sizes(classes, base, steps, run.increment)
-    check_loss(run.method, budget, [sum(sizes[:t]) for t in range(1, len(sizes))])
-    learner = Learner(
-        run.method,
-        budget,
-        select=run.select,  # type: ignore[arg-type]
-        recipe=run.recipe,
-        augment=loaded.augment,
-        normalise=(loaded.mean, loaded.std),
-        seed=run.seed,
-        device=run.device,
-        precision=run.precision,
-    )
+    run.method.loss.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
+    learner = _learner(run, budget, augment=loaded.augment, normalise=(loaded.mean, loaded.std))
     # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
     position = torch.empty(classes, dtype=torch.long)
     position[torch.tensor(order)] = torch.arange(classes)
@@ -158,6 +151,11 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
         "data": loaded.fingerprint,
     }
     return Plan(run, loaded, train, test, order, sizes, learner, settings)
+
+
+def _learner(run: Run, budget: Budget, **more: Any) -> Learner:
+    same = {k: getattr(run, k) for k in ("select", "recipe", "seed", "device", "precision", "engine")}
+    return Learner(run.method, budget, **same, **more)
 
 
 def run(
@@ -323,7 +321,7 @@ class Attempt:
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),
             "versions": versions(),
-            "hardware": hardware(self.learner.device_),
+            "hardware": {**hardware(self.learner.device_), "engine": self.learner.engine_},
         }
 
 
