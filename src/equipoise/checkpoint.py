@@ -54,8 +54,14 @@ def save(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None
     data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     digest = hashlib.sha256(data).hexdigest()
     name = f"learner-{digest[:16]}.safetensors"
+    there = (folder / name).exists()
     write_file(folder / name, data)
-    write_json(folder / INFO, {**info, "tensors": name, "sha256": digest})
+    try:
+        write_json(folder / INFO, {**info, "tensors": name, "sha256": digest})
+    except BaseException:
+        if not there:
+            (folder / name).unlink()
+        raise
     for other in folder.glob("learner-*.safetensors"):  # an earlier save, or one that was cut off
         if other.name != name:
             other.unlink()

@@ -68,7 +68,7 @@ def class_order(order: str, classes: int) -> list[int]:
     """
     if order == "natural":
         return list(range(classes))
-    if order.isdigit():
+    if order.isascii() and order.isdecimal():
         if int(order) >= 2**32:
             raise UsageError(f"the order's seed must be below 2**32, not {order}")
         ids = np.arange(classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from . import checkpoint, memory, nets, record
 from .augment import Crop
 from .data import Images, channel_statistics, join
-from .errors import DataError, UsageError
+from .errors import DataError, RunError, UsageError
 from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
 from .losses import Meta
 from .memory import Budget
@@ -372,9 +373,14 @@ class Learner:
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Learner:
-        """The learner saved in the folder `path`; on another device if one is named. Never executes code."""
+        """The learner saved in the folder `path`, on `device` or else where it was, if there is such a device here.
+
+        Never executes code.
+        """
         tensors, info = checkpoint.load(Path(path))
-        try:
+        with _readable(path):
+            saved = info["device"]
+            there = saved != "cuda" or torch.cuda.is_available()
             mean_std = info["normalise"]
             learner = cls(
                 record.method_from(info["method"]),
@@ -384,24 +390,33 @@ class Learner:
                 augment=None if info["augment"] is None else record.crop_from(info["augment"]),
                 normalise=None if mean_std is None else (mean_std[0], mean_std[1]),
                 seed=info["seed"],
-                device=device or info["device"],
+                device=device or (saved if there else "auto"),
                 precision=info["precision"],
             )
             learner._take(tensors, info)
-        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            raise DataError(f"{path} is not a learner that this version can read: {error}") from None
         return learner
 
     def restore(self, path: str | Path) -> Any:
         """Take over what was learned by the learner saved in `path`, but keep these settings; returns its note."""
         tensors, info = checkpoint.load(Path(path))
-        try:
+        with _readable(path):
             self._take(tensors, info)
-        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            raise DataError(f"{path} does not fit these settings: {error}") from None
-        return info["note"]
+            return info["note"]
 
     def _take(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
         if info["format"] != FORMAT:
             raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
         self._state, self._live = unpack(tensors, info, self.method, self.device_)
+
+
+@contextlib.contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    """Whatever does not fit in what was read from `path` is said to be so, with its name."""
+    try:
+        yield
+    except RunError:  # about this machine, not about the file
+        raise
+    except KeyError as error:
+        raise DataError(f"{path} is not a learner that this version can read: {error} is missing") from None
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError, DataError) as error:
+        raise DataError(f"{path} is not a learner that this version can read: {error}") from None

@@ -213,7 +213,7 @@ class Attempt:
     def carry_out(self) -> Result:
         """All steps that are not done yet, then the result."""
         plan, learner = self.plan, self.learner
-        if (self.folder / "checkpoint").is_dir():
+        if (self.folder / "checkpoint" / checkpoint.INFO).is_file():  # not so when the first one was cut off
             self.recall(learner.restore(self.folder / "checkpoint"))
         self.rewrite_metrics()
         self.watch.begin(plan.settings, plan.images_to_train())
@@ -344,7 +344,10 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / "run.json"
     if not path.is_file():
         return
-    there, here = _flat(checkpoint.read_json(path)), _flat(json.loads(json.dumps(settings)))
+    recorded = checkpoint.read_json(path)
+    if not isinstance(recorded, dict):
+        raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
+    there, here = _flat(recorded), _flat(json.loads(json.dumps(settings)))
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
     if differ:
         words = ", ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,10 +141,14 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _to_json(label: Hashable) -> Any:
     if isinstance(label, tuple):
         return {"tuple": [_to_json(part) for part in label]}
+    if isinstance(label, float) and not math.isfinite(label):
+        return {"float": repr(label)}  # JSON has no infinity
     if label is None or isinstance(label, (str, int, float)):
         return label
     raise EquipoiseError(f"a label of type {type(label).__name__} cannot be saved: use strings, numbers or tuples")
 
 
 def _from_json(plain: Any) -> Hashable:
-    return tuple(_from_json(part) for part in plain["tuple"]) if isinstance(plain, dict) else plain
+    if not isinstance(plain, dict):
+        return plain  # type: ignore[no-any-return]
+    return float(plain["float"]) if "float" in plain else tuple(_from_json(part) for part in plain["tuple"])
