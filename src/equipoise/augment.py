@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .errors import check
+
 
 @dataclass(frozen=True)
 class Crop:
@@ -17,6 +19,9 @@ class Crop:
     """largest shift in pixels, up, down, left and right; 0 for none"""
     flip: bool = True
     """whether half of the images are mirrored left to right"""
+
+    def __post_init__(self) -> None:
+        check("pad", self.pad, least=0, whole=True)
 
     def padded(self, x: Tensor) -> Tensor:
         """The images with a black margin, made once; a crop is then a plain gather."""

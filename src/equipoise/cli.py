@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -249,6 +250,12 @@ def command(argv: list[str]) -> int:
         return 0
     except SystemExit as done:  # tyro has said what was wrong, or printed help
         return done.code if isinstance(done.code, int) else 1
+    except KeyboardInterrupt:
+        print("equipoise: stopped; the same command goes on where it was", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (EquipoiseError, OSError, torch.OutOfMemoryError) as error:
         if debug:
             traceback.print_exc()
@@ -264,4 +271,6 @@ def sentence(error: Exception) -> str:
         return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"
     if isinstance(error, PermissionError):
         return f"no permission to use {error.filename}: choose another --out, --store or --data"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename} cannot be used ({(error.strerror or 'error').lower()}): choose another folder"
     return str(error)

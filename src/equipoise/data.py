@@ -69,14 +69,18 @@ def class_order(order: str, classes: int) -> list[int]:
     if order == "natural":
         return list(range(classes))
     if order.isascii() and order.isdecimal():
-        if int(order) >= 2**32:
-            raise UsageError(f"the order's seed must be below 2**32, not {order}")
+        if len(order) > 10 or int(order) >= 2**32:
+            raise UsageError("the order's seed must be below 2**32")
         ids = np.arange(classes)
         np.random.RandomState(int(order)).shuffle(ids)
         return [int(i) for i in ids]
     path = Path(order)
-    if not path.is_file():
-        raise UsageError(f"--order {order}: neither a seed, nor 'natural', nor a file")
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):  # too long, or a character that no name may have
+        found = False
+    if not found:
+        raise UsageError(f"--order {order[:100]}: neither a seed, nor 'natural', nor a file")
     words = path.read_text(errors="replace").replace(",", " ").split()
     if not all(w.isdecimal() for w in words):
         raise DataError(f"{order} must hold whole numbers only, separated by white space or commas")

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import figures
 from .losses import Balanced, Loss, Meta, Relaxed, Standard
 from .methods.il_baseline import ILBaseline
 from .run import Result, Run, run
@@ -83,7 +82,7 @@ def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
     print_comparison(results, console)
     console.print(sentence(results), highlight=False, soft_wrap=True)
     for path in draw(results, out):
-        console.print(f"picture: {path}", highlight=False)
+        console.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{len(todo)} runs, {duration(time.perf_counter() - began)}", highlight=False)
 
 
@@ -123,8 +122,8 @@ def sentence(results: dict[tuple[str, str], list[Result]]) -> str:
         others = []
         for loss in losses[1:]:
             gain = average(results[memory, loss.name]) - standard
-            verdict = "above" if gain > 0 else "below" if gain < 0 else "like"
-            others.append(f"{loss.name} ends {abs(gain):.1f} points {verdict} standard")
+            verdict = f"{abs(gain):.1f} points {'above' if gain > 0 else 'below'}" if gain else "like"
+            others.append(f"{loss.name} ends {verdict} standard")
         parts.append(f"{where}, {' and '.join(others)} ({standard:.1f}%)")
     text = "; ".join(parts)
     return f"In average incremental accuracy, {text}."
@@ -132,6 +131,8 @@ def sentence(results: dict[tuple[str, str], list[Result]]) -> str:
 
 def draw(results: dict[tuple[str, str], list[Result]], out: Path) -> list[Path]:
     """The curves of all cases, and the confusion matrices of their first seed."""
+    from . import figures  # matplotlib is slow to import, and only pictures need it
+
     titles = {m: f"{m} images per class in memory" if m != "0" else "no memory" for m in CASES}
     panels = {
         titles[memory]: [(loss.name.capitalize(), results[memory, loss.name]) for loss in losses]

@@ -7,6 +7,7 @@ every other `EquipoiseError` is something about the machine or its files (exit c
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -32,3 +33,23 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return UsageError(f"unknown {what} {name!r}: {hint}There is: {', '.join(known)}")
+
+
+def check(
+    name: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+) -> None:
+    """Refuse a setting that is not a finite number within its bounds, or not a whole one where it must be."""
+    if isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        low = (least is None or value >= least) and (above is None or value > above)
+        if low and (most is None or value <= most) and (below is None or value < below):
+            return
+    bounds = [(least, "of {:g} or more"), (above, "above {:g}"), (most, "at most {:g}"), (below, "below {:g}")]
+    words = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
+    raise UsageError(f"{name} must be a {'whole ' if whole else ''}number {words}, not {value}")

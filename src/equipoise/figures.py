@@ -79,6 +79,6 @@ def confusions(panels: Sequence[tuple[str, Result]], path: Path) -> Path:
 def _written(figure: plt.Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.08)
     plt.close(figure)
     return path

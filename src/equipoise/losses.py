@@ -24,10 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .errors import UsageError
+from .errors import UsageError, check
 
 if TYPE_CHECKING:
     from .method import Step
+
+TINY, HUGE = 1e-6, 1e6
+"""bounds of α and ε: beyond them, λ times a count would leave fp32"""
 
 
 def log_weights(lam: Tensor) -> Tensor:
@@ -97,7 +100,7 @@ class Balanced(Loss):
     """importance of old classes in the softmax; below 1, old classes are protected more"""
 
     def __post_init__(self) -> None:
-        _check("alpha", self.alpha, self.alpha > 0, "above 0")
+        check("alpha", self.alpha, least=TINY, most=HUGE)
 
     def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
         """α n_i for old classes, n_i for new ones."""
@@ -122,7 +125,9 @@ class Relaxed(Loss):
             number = float(text.removesuffix("%"))
         except ValueError:
             raise UsageError(f"epsilon must be a count or a percentage such as 0.2%, not {text!r}") from None
-        _check("epsilon", number, number >= 0, "0 or more")
+        check("epsilon", number, least=0, most=HUGE)
+        if number != 0:
+            check("an epsilon that is not 0", number, least=TINY)
         return largest * (number / 100) if text.endswith("%") else number
 
     def check_memory(self, *shares: int) -> None:
@@ -154,9 +159,9 @@ class Meta(Loss):
     """what n_i counts: the images trained on, or these and the held-out ones"""
 
     def __post_init__(self) -> None:
-        _check("alpha_lr", self.alpha_lr, self.alpha_lr >= 0, "0 or more")
-        _check("every", self.every, self.every >= 1, "1 or more")
-        _check("hold", self.hold, 0 < self.hold < 1, "between 0 and 1")
+        check("alpha-lr", self.alpha_lr, least=0)
+        check("every", self.every, least=1, whole=True)
+        check("hold", self.hold, above=0, below=1)
         if self.count not in ("train", "all"):
             raise UsageError(f"count must be 'train' or 'all', not {self.count!r}")
 
@@ -175,11 +180,6 @@ class Meta(Loss):
     def held(self, m: int) -> int:
         """How many images of each class B_t holds, when the memory has m of each."""
         return max(1, math.floor(self.hold * m + 1e-9))
-
-
-def _check(name: str, value: float, good: bool, want: str) -> None:
-    if not (math.isfinite(value) and good):
-        raise UsageError(f"{name} must be a number {want}, not {value}")
 
 
 LOSSES: dict[str, type[Loss]] = {kind.name: kind for kind in (Standard, Balanced, Relaxed, Meta)}

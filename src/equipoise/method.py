@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .data import Images
-from .errors import UsageError
+from .errors import check
 from .losses import Loss, Standard
 from .nets import Backbone, Head, LinearHead, Net, Out, ResNet32, SmallNet, scale
 
@@ -35,23 +34,18 @@ class Recipe:
     """L2 penalty of SGD, on all parameters"""
 
     def __post_init__(self) -> None:
-        limits = {
-            "epochs": (self.epochs >= 1, "1 or more"),
-            "lr": (self.lr > 0, "above 0"),
-            "decay": (0 < self.decay <= 1, "above 0 and at most 1"),
-            "batch": (self.batch >= 2, "2 or more (batch statistics need two images)"),
-            "momentum": (0 <= self.momentum < 1, "from 0 to below 1"),
-            "weight_decay": (self.weight_decay >= 0, "0 or more"),
-            "milestones": (all(0 < m <= 1 for m in self.milestones), "fractions of the epochs, from 0 to 1"),
-        }
-        for name, (good, want) in limits.items():
-            value = getattr(self, name)
-            if not good or not all(math.isfinite(v) for v in (value if name == "milestones" else (value,))):
-                raise UsageError(f"{name.replace('_', '-')} must be {want}, not {value}")
+        check("epochs", self.epochs, least=1, whole=True)
+        check("lr", self.lr, above=0)
+        for milestone in self.milestones:
+            check("each of the milestones, a fraction of the epochs,", milestone, above=0, most=1)
+        check("decay", self.decay, above=0, most=1)
+        check("batch", self.batch, least=2, whole=True)  # batch statistics need two images
+        check("momentum", self.momentum, least=0, below=1)
+        check("weight-decay", self.weight_decay, least=0)
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 0."""
-        return self.lr * self.decay ** sum(epoch >= round(m * self.epochs) for m in self.milestones)
+        return self.lr * self.decay ** sum(epoch >= max(1, round(m * self.epochs)) for m in self.milestones)
 
 
 @dataclass

@@ -20,7 +20,7 @@ import torch
 from . import __version__, checkpoint, record
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load
-from .errors import DataError, RunError, UsageError
+from .errors import DataError, RunError, UsageError, check
 from .evaluate import confusion_matrix, forgetting, summary
 from .inputs import image_shape
 from .learner import Learner
@@ -32,6 +32,8 @@ from .store import Store, code_fingerprint, keys
 from .watch import Watch
 
 Result = dict[str, Any]
+RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
+"""what every result has, besides its circumstances"""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,7 @@ class Plan:
 def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
     """Check everything that can be checked before anything is computed, and load the data."""
     budget = Budget.parse(run.memory)
-    if run.seed < 0:
-        raise UsageError(f"the seed must be 0 or more, not {run.seed}")
+    check("seed", run.seed, least=0, whole=True)
     _learner(run, budget)  # a bad setting is said before any data is looked for
     loaded = load(run.dataset, data, progress)
     classes = len(loaded.classes)
@@ -179,6 +180,8 @@ def run(
         checkpoint_every: seconds between checkpoints; 0 for one at every epoch.
         evaluate_every: epochs between looks at the test images on the way, for metrics.jsonl; 0 for none.
     """
+    check("checkpoint", checkpoint_every, least=0)
+    check("evaluate-every", evaluate_every, least=0, whole=True)
     watch = watch or Watch()
     folder = Path(out)
     plan = prepare(run, data)
@@ -271,12 +274,12 @@ class Attempt:
         self.lines.append(line)
         with (self.folder / "metrics.jsonl").open("a") as f:
             f.write(json.dumps(line) + "\n")
-        self.watch.epoch(e)
         if e.epoch == e.epochs:
             if self.store is not None and not self.store.has(self.keys[e.step]):
                 learner.save(self.store.entry(self.keys[e.step]), {**self.note(), "reused": None})
         elif time.monotonic() - self.saved >= self.checkpoint_every:
             self.save_checkpoint()
+        self.watch.epoch(e)
 
     def note(self) -> dict[str, Any]:
         """What goes on in a checkpoint besides the learner."""
@@ -342,22 +345,24 @@ def locked(folder: Path) -> Iterator[None]:
 def agree(folder: Path, settings: dict[str, Any]) -> None:
     """Refuse a folder that belongs to a run with other settings, and say which differ."""
     path = folder / "run.json"
-    if not path.is_file():
+    worth_keeping = (folder / "result.json", folder / "checkpoint" / checkpoint.INFO)
+    if not path.is_file() or not any(file.is_file() for file in worth_keeping):
         return
     recorded = checkpoint.read_json(path)
     if not isinstance(recorded, dict):
         raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
-    there, here = _flat(recorded), _flat(json.loads(json.dumps(settings)))
+    there, here = flat_settings(recorded), flat_settings(json.loads(json.dumps(settings)))
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
     if differ:
         words = ", ".join(
-            k if isinstance(here.get(k), list) else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
+            k if len(str(here.get(k))) > 50 else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
         )
         raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    inner = [_flat(v) if isinstance(v, dict) else {k: v} for k, v in settings.items()]
+def flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings on one level: those of the recipe beside the others."""
+    inner = [flat_settings(v) if isinstance(v, dict) else {k: v} for k, v in settings.items()]
     return {k: v for part in inner for k, v in part.items()}
 
 
@@ -367,10 +372,11 @@ def read_result(folder: Path) -> Result:
     if not path.is_file():
         state = "not finished" if (folder / "run.json").is_file() else "not a run's folder"
         raise DataError(f"{folder} has no result.json: it is {state}")
-    result = checkpoint.read_json(path)
-    if not isinstance(result, dict) or not {"average_incremental_accuracy", "steps", "run"} <= result.keys():
+    result: Any = checkpoint.read_json(path)
+    whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"] and result["run"]
+    if not whole or not {"method", "loss", "dataset", "memory", "seed", "recipe"} <= result["run"].keys():
         raise DataError(f"{path} is not the result of a run: delete it and run again")
-    return result
+    return dict(result)
 
 
 def versions() -> dict[str, str]:

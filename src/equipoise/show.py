@@ -14,23 +14,28 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import DataError
-from .run import Result, read_result
+from .record import digest
+from .run import Result, flat_settings, read_result
+
+SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
+SAID |= {"seed", "data", "normalise", "pad", "flip"}
+"""settings that a table shows in its own way, or that follow from others"""
 
 
 def for_output() -> Console:
     """Standard output: as wide as the terminal, or wide enough for a table in a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def load_results(folders: Sequence[Path]) -> list[Result]:
     """The results of these folders of runs; a folder that holds such folders stands for all of them."""
-    results = []
+    found: dict[Path, None] = {}  # each run once, however often it is named
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder} is not there" if not folder.exists() else f"{folder} is not a folder")
         inside = sorted(path.parent for path in folder.rglob("result.json"))
-        results += [read_result(run) for run in inside] if inside else [read_result(folder)]
-    return results
+        found |= dict.fromkeys(path.resolve() for path in inside or [folder])
+    return [read_result(path) for path in found]
 
 
 def grouped(results: Sequence[Result]) -> list[list[Result]]:
@@ -77,6 +82,12 @@ def print_table(results: Sequence[Result], console: Console) -> None:
         "memory": [g[0]["run"]["memory"] for g in groups],
         "epochs": [str(g[0]["run"]["recipe"]["epochs"]) for g in groups],
     }
+    # Whatever else differs gets a column too; what only some losses have does not differ by being absent.
+    settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
+    for name in dict.fromkeys(k for s in settings for k in s if k not in SAID):
+        if len({s[name] for s in settings if name in s}) > 1:
+            values = [s.get(name, "–") for s in settings]
+            columns[name.replace("_", " ")] = [v if len(v) <= 20 else digest(v)[:6] for v in values]
     same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "loss"}
     title = ", ".join(v if k in ("method", "data") else f"{k} {v}" for k, v in same.items())
     title = f"{title}: average incremental and final accuracy in percent".lstrip(": ")
@@ -85,7 +96,7 @@ def print_table(results: Sequence[Result], console: Console) -> None:
     for name in shown:
         table.add_column(name, no_wrap=True)
     for name in ("seeds", "average", "final", "base", "new", "forgetting"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=not console.is_terminal)
     for i, group in enumerate(groups):
         finals = [[r["final"][k] for r in group] for k in ("top1", "base", "new")]
         measured = [[r["average_incremental_accuracy"] for r in group], *finals, [r["forgetting"] for r in group]]

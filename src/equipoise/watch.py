@@ -105,11 +105,11 @@ class LiveWatch(Watch):
 
     def say(self, text: str) -> None:
         """Print it above the bar."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False)  # a path may hold brackets
 
     def reused(self, t: int, seconds: float) -> None:
         """Print it above the bar."""
-        self.say(f"[dim]steps 0 to {t} reused from the store (they had taken {duration(seconds)})[/dim]")
+        self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
 
     def tick(self, t: int, epochs: float) -> None:
         """Move the bar."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import check
 from ..losses import distillation
 from ..method import Method, Out, Step
 
@@ -26,8 +25,7 @@ class ILBaseline(Method):
     """temperature of the distillation"""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.T) and self.T > 0):
-            raise UsageError(f"T must be a number above 0, not {self.T}")
+        check("T", self.T, above=0)
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eq. 1."""
