@@ -1,0 +1,904 @@
+"""The command `equipoise`, end to end on digits: what it prints, what it writes, and what it says to bad input."""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import importlib.metadata
+import io
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+from rich.console import Console
+
+import equipoise
+from equipoise import checkpoint, cli
+from equipoise.__main__ import main
+from equipoise.cli import command
+from equipoise.losses import LOSSES
+from equipoise.method import Recipe
+from equipoise.methods.il_baseline import ILBaseline
+from equipoise.run import Run
+from equipoise.watch import LiveWatch, PlainWatch, Watch
+
+DIGITS = ("run", "il-baseline", "--dataset", "digits")
+BRIEF = (*DIGITS, "--epochs", "2")
+SHORT = (*BRIEF, "--steps", "1")
+"""two steps of five classes: the shortest run there is"""
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path, monkeypatch):
+    """Everything that a command writes by itself lands in tmp_path, and it prints as to a pipe."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())  # else every process would look for fonts again
+    for name in ("FORCE_COLOR", "COLUMNS", "EQUIPOISE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """What an undisturbed run of SHORT measures."""
+    folder = tmp_path_factory.mktemp("straight")
+    assert command([*SHORT, "--store", "none", "--out", str(folder)]) == 0
+    return measured(folder)
+
+
+def result(folder="run"):
+    return json.loads((Path(folder) / "result.json").read_text())
+
+
+def metrics(folder="run"):
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def measured(folder="run"):
+    """What a result says about the learner, without times and places."""
+    r = result(folder)
+    steps = [{k: v for k, v in step.items() if k != "seconds"} for step in r["steps"]]
+    same = ("average_incremental_accuracy", "average_incremental_accuracy_top5", "final", "forgetting", "confusion")
+    return steps, {k: r[k] for k in same}, r["alpha"], [(m["step"], m["epoch"], m["loss"]) for m in metrics(folder)]
+
+
+def contents(folder="run"):
+    files = (p for p in sorted(Path(folder).rglob("*")) if p.is_file() and p.name != ".lock")
+    return {str(p): p.read_bytes() for p in files}
+
+
+def done(capsys, *words):
+    """The command succeeds; what it printed."""
+    capsys.readouterr()
+    code = command([str(w) for w in words])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "Traceback" not in said.err
+    return said
+
+
+def refused(capsys, code, *words):
+    """The command fails with this code and exactly one sentence; the sentence."""
+    capsys.readouterr()
+    assert command([str(w) for w in words]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = [line for line in said.err.splitlines() if not re.match(r"step \d|steps \d", line)]  # progress before it
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("equipoise: ")
+    assert len(lines[0]) > len("equipoise: ") + 10
+    return lines[0]
+
+
+def started(*words, **how):
+    """The real command in a process of its own."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; the child would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen([sys.executable, "-m", "equipoise", *map(str, words)], text=True, **how)
+
+
+def wait_for(process, what, limit=60.0):
+    end = time.monotonic() + limit
+    while not what():
+        if process.poll() is not None:
+            pytest.fail(f"ended too early with {process.returncode}: {process.communicate()[1]}")
+        assert time.monotonic() < end, "took too long"
+        time.sleep(0.02)
+
+
+def lines_in(path):
+    return path.read_text().count("\n") if path.is_file() else 0
+
+
+def forbid_training(monkeypatch):
+    def fit(*args, **more):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("equipoise.learner.fit", fit)
+
+
+# What is there to be asked ----------------------------------------------------------------------------------
+
+
+def test_no_words_print_the_usage_and_are_an_error(capsys):
+    assert command([]) == 2
+    out = capsys.readouterr().out
+    assert out.startswith("usage: equipoise VERB")
+    assert all(f"\n  {verb} " in out for verb in ("run", "show", "demo"))
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_the_command_names_the_verbs(capsys, flag):
+    out = done(capsys, flag).out
+    assert all(f"\n  {verb} " in out for verb in ("run", "show", "demo"))
+    assert "--version" in out and "--debug" in out
+
+
+def test_version(capsys):
+    assert done(capsys, "--version").out == f"equipoise {equipoise.__version__}, torch {torch.__version__}\n"
+
+
+def test_the_installed_command_is_the_module():
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="equipoise")
+    assert script.load() is main
+
+
+def flags_in(text):
+    """Every flag of a help text, with what stands behind it."""
+    flags, name = {}, None
+    for line in text.splitlines():
+        inside = line.strip().strip("│|").strip()  # a frame of signs or of letters, as the encoding allows
+        if found := re.match(r"(?:-h, )?--([A-Za-z][\w-]*)", inside):
+            name = found[1]
+        elif re.search("─{3}|-{3}", line) or inside.endswith(" options"):
+            name = None
+        if name:
+            flags[name] = f"{flags.get(name, '')} {inside}".strip()
+    return flags
+
+
+def default_of(text):
+    found = re.search(r"\(default: ([^()]*)\)$", text)
+    assert found, text
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "own"),
+    [
+        (["--dataset", "digits"], {"epochs": "20", "lr": "0.05", "batch": "32", "dataset": "cifar100"}),
+        (["--dataset=digits"], {"epochs": "20", "lr": "0.05", "batch": "32"}),
+        (["--dataset", "cifar100"], {"epochs": "250", "lr": "0.1", "batch": "128"}),
+        ([], {"epochs": "250", "lr": "0.1", "batch": "128"}),
+    ],
+    ids=["digits", "=digits", "cifar100", "none"],
+)
+def test_help_of_run_lists_every_setting_with_its_default(capsys, dataset, own):
+    flags = flags_in(done(capsys, "run", "il-baseline", *dataset, "--help").out)
+    expected = {f.name: str(f.default) for kind in LOSSES.values() for f in dataclasses.fields(kind)}
+    expected |= {f.name: str(f.default) for f in dataclasses.fields(Run) if f.name not in ("method", "recipe")}
+    expected |= {f.name: str(f.default) for f in dataclasses.fields(Recipe)} | {"milestones": "0.4 0.6 0.8"}
+    expected |= {"T": str(ILBaseline.T), "loss": "standard", "base": "half of the classes", "steps": "5"}
+    expected |= {"increment": "as --steps says", "out": "runs/ and a name made of the settings"}
+    expected |= {"store": "the user's cache", "data": "the user's cache, filled by a download", **own}
+    assert len(expected) >= 28
+    for name, default in expected.items():
+        text = flags[name.replace("_", "-")]
+        assert default_of(text) == default, name
+        assert len(text) > len(name) + len(default) + 25, f"--{name} is not explained: {text}"
+
+
+def test_every_flag_of_a_loss_says_whose_it_is(capsys):
+    flags = flags_in(done(capsys, "run", "il-baseline", "--help").out)
+    for loss, kind in LOSSES.items():
+        for f in dataclasses.fields(kind):
+            assert f" {loss}: " in flags[f.name.replace("_", "-")]
+
+
+def test_help_of_the_other_levels(capsys):
+    assert "il-baseline" in done(capsys, "run", "--help").out
+    show = flags_in(done(capsys, "show", "--help").out)
+    assert default_of(show["figures"]) == "none are made"
+    demo = flags_in(done(capsys, "demo", "--help").out)
+    assert (default_of(demo["out"]), default_of(demo["seeds"])) == ("demo", "3")
+
+
+# Good input -------------------------------------------------------------------------------------------------
+
+
+def rows(text):
+    """The rows of a printed table that begin with a number."""
+    return [line.split() for line in text.splitlines() if re.match(r" *\d+  ", line)]
+
+
+@pytest.mark.parametrize("memory", ["5", "total:40", "0"])
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_every_loss_with_every_memory(capsys, loss, memory):
+    if loss == "meta" and memory == "0":
+        pytest.skip("refused; see below")
+    said = done(capsys, *SHORT, "--loss", loss, "--memory", memory, "--out", "run")
+    r = result()
+    assert (r["run"]["loss"], r["run"]["memory"], r["run"]["epsilon"]) == (
+        loss,
+        memory,
+        "0.2%" if loss == "relaxed" else None,
+    )
+    assert r["run"]["alpha"] == (1.0 if loss == "balanced" else None)
+
+    # What is printed is what is recorded.
+    for row, step, alpha in zip(rows(said.out), r["steps"], r["alpha"], strict=True):
+        values = [step[k] for k in ("top1", "top5", "base", "new", "latest")]
+        shown = ["–" if v is None else f"{v:.2f}" for v in values] + ["–" if alpha is None else f"{alpha:.3f}"]
+        assert row[:-1] == [str(step["step"]), str(step["classes"]), *shown]
+    assert f"average incremental accuracy {r['average_incremental_accuracy']:.2f}%" in said.out
+    assert f"forgetting {r['forgetting']:.2f} points" in said.out
+    assert said.out.rstrip().endswith("recorded in run/result.json")
+    assert (r["alpha"][1] is not None) == (loss == "meta")
+
+    # What is recorded agrees with itself.
+    top1 = [step["top1"] for step in r["steps"]]
+    assert [step["classes"] for step in r["steps"]] == [5, 10]
+    assert r["average_incremental_accuracy"] == pytest.approx(sum(top1) / 2)
+    assert r["final"]["top1"] == top1[-1]
+    confusion = torch.tensor(r["confusion"])
+    assert confusion.shape == (10, 10) and confusion.sum() == 1797 - 1400
+    assert top1[-1] == pytest.approx(100 * confusion.trace().item() / confusion.sum().item())
+    assert top1[0] > 80  # two epochs are enough for five digits
+    assert [(m["step"], m["epoch"]) for m in metrics()] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert equipoise.Learner.load("run/model").sizes_ == (5, 5)
+
+
+def test_the_other_settings_reach_the_run(capsys):
+    order = [3, 1, 4, 5, 9, 2, 6, 8, 7, 0]
+    Path("order.txt").write_text("3, 1, 4\n5 9 2 6,8 7 0\n")
+    words = ["--base", "4", "--increment", "3", "--order", "order.txt", "--memory", "total:30", "--select", "random"]
+    words += ["--loss", "relaxed", "--epsilon", "1.5", "--T", "3", "--seed", "7", "--precision", "bf16"]
+    words += ["--epochs", "2", "--lr", "0.01", "--milestones", "0.5", "0.75", "--decay", "0.5", "--batch", "16"]
+    words += ["--momentum", "0.8", "--weight-decay", "0.001", "--device", "cpu", "--out", "run"]
+    done(capsys, *DIGITS, *words)
+    settings = result()["run"]
+    recipe = {"epochs": 2, "lr": 0.01, "milestones": [0.5, 0.75], "decay": 0.5, "batch": 16, "momentum": 0.8}
+    assert settings["recipe"] == {**recipe, "weight_decay": 0.001}
+    expected = {"method": "il-baseline", "loss": "relaxed", "epsilon": "1.5", "T": 3.0, "dataset": "digits", "base": 4}
+    expected |= {"steps": 2, "increment": 3, "order": "order.txt", "memory": "total:30", "select": "random"}
+    expected |= {"seed": 7, "precision": "bf16", "device": "cpu"}
+    assert {k: settings[k] for k in expected} == expected
+    assert result()["class_order"] == order
+    assert [m["lr"] for m in metrics()] == [0.01, 0.005] * 3
+
+
+def test_the_rate_that_is_asked_for_is_that_of_the_first_epoch(capsys):
+    done(capsys, *DIGITS, "--epochs", "1", "--steps", "1", "--lr", "0.02", "--out", "run")
+    assert [m["lr"] for m in metrics()] == [0.02, 0.02]
+
+
+def test_looking_at_the_test_images_on_the_way_changes_nothing(capsys, straight):
+    done(capsys, *SHORT, "--store", "none", "--out", "looked", "--evaluate-every", "2")
+    assert measured("looked") == straight
+    top1 = [step["top1"] for step in result("looked")["steps"]]
+    assert [m.get("accuracy") for m in metrics("looked")] == [None, top1[0], None, top1[1]]
+
+
+def test_the_same_command_again_returns_the_record(capsys, monkeypatch):
+    first = done(capsys, *SHORT, "--out", "run")
+    before = contents()
+    forbid_training(monkeypatch)
+    again = done(capsys, *SHORT, "--out", "run")
+    assert again.out == first.out
+    assert again.err == ""
+    assert contents() == before
+
+
+def test_other_settings_in_the_same_folder_are_refused_one_by_one(capsys):
+    done(capsys, *SHORT, "--out", "run")
+    before = contents()
+    cases = {
+        ("--seed", "1"): "seed (there 0, here 1)",
+        ("--loss", "balanced"): "loss (there standard, here balanced), alpha (there None, here 1.0)",
+        ("--memory", "total:90"): "memory (there 20, here total:90)",
+        ("--lr", "0.1"): "lr (there 0.05, here 0.1)",
+        ("--T", "3"): "T (there 2.0, here 3.0)",
+        ("--precision", "bf16"): "precision (there fp32, here bf16)",
+        ("--batch", "16", "--select", "random", "--weight-decay", "0"): (
+            "select (there herding, here random), batch (there 32, here 16), weight_decay (there 0.0002, here 0.0)"
+        ),
+    }
+    for words, differ in cases.items():
+        said = refused(capsys, 1, *SHORT, "--out", "run", *words)
+        assert said == f"equipoise: run belongs to a run with other settings: {differ}; choose another --out"
+    said = refused(capsys, 1, *BRIEF, "--base", "4", "--steps", "3", "--out", "run")
+    assert all(w in said for w in ("base (there 5, here 4)", "steps (there 1, here 3)", "increment (there 5, here 2)"))
+    said = refused(capsys, 1, *DIGITS, "--epochs", "3", "--steps", "1", "--out", "run")
+    assert "settings: epochs (there 2, here 3);" in said
+    assert "order (there 1993, here natural)" in refused(capsys, 1, *SHORT, "--order", "natural", "--out", "run")
+    assert contents() == before
+    done(capsys, *SHORT, "--memory", "020", "--out", "run")  # the same, written otherwise
+
+
+def test_other_milestones_are_named_with_both_values(capsys):
+    done(capsys, *SHORT, "--out", "run")
+    said = refused(capsys, 1, *SHORT, "--milestones", "0.5", "--out", "run")
+    assert "milestones (there [0.4, 0.6, 0.8], here [0.5])" in said
+
+
+def test_a_folder_is_named_after_the_settings(capsys, monkeypatch):
+    said = done(capsys, *SHORT, "--loss", "balanced", "--memory", "total:40")
+    (first,) = Path("runs").iterdir()
+    assert first.name.startswith("il-baseline_balanced_digits_memory-total-40_seed-0_")
+    assert f"recorded in {first / 'result.json'}" in said.out
+    done(capsys, *SHORT, "--loss", "balanced", "--memory", "total:40", "--lr", "0.01")
+    assert len(list(Path("runs").iterdir())) == 2
+    forbid_training(monkeypatch)
+    done(capsys, *SHORT, "--loss", "balanced", "--memory", "total:40")
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+# Steps shared with other runs -------------------------------------------------------------------------------
+
+
+def entries(folder):
+    return sorted(path.parent for path in Path(folder).rglob("learner.json"))
+
+
+def test_where_steps_are_shared(capsys, monkeypatch, straight):
+    done(capsys, *SHORT, "--store", "none", "--out", "a")
+    assert entries("store") == [] and not list(Path("home").rglob("*.json"))
+    done(capsys, *SHORT, "--store", "mine", "--out", "b")
+    assert len(entries("mine")) == 2 and entries("store") == []
+    done(capsys, *SHORT, "--out", "c")
+    assert len(entries("store")) == 2
+    monkeypatch.delenv("EQUIPOISE_STORE")
+    done(capsys, *SHORT, "--out", "d")
+    assert len(entries("home/.cache/equipoise/store")) == 2
+    assert [measured(x) for x in "abcd"] == [straight] * 4
+    assert [result(x)["reused"] for x in "abcd"] == [None] * 4
+
+
+def test_another_loss_reuses_the_base_step_and_says_so(capsys):
+    done(capsys, *SHORT, "--loss", "standard", "--out", "a")
+    said = done(capsys, *SHORT, "--loss", "balanced", "--out", "b")
+    assert "steps 0 to 0 reused from the store" in said.err
+    assert "step(s) 0 reused" in said.out
+    assert "step 0/1" not in said.err and "step 1/1" in said.err
+    reused = result("b")["reused"]
+    assert reused["steps"] == [0]
+    assert reused["seconds"] > 0
+    done(capsys, *SHORT, "--loss", "balanced", "--out", "c", "--store", "none")
+    assert measured("b") == measured("c")
+    assert measured("b")[0][1] != measured("a")[0][1]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other bytes", "no tensors", "not JSON", "other JSON"])
+def test_a_corrupt_shared_step_is_computed_again(capsys, damage):
+    done(capsys, *SHORT, "--out", "a")
+    for entry in entries("store"):
+        (tensors,) = entry.glob("*.safetensors")
+        if damage == "truncated":
+            os.truncate(tensors, 1000)
+        elif damage == "other bytes":
+            tensors.write_bytes(tensors.read_bytes()[:-4] + b"oops")
+        elif damage == "no tensors":
+            tensors.unlink()
+        else:
+            (entry / "learner.json").write_text("{" if damage == "not JSON" else "{}")
+    said = done(capsys, *SHORT, "--out", "b")
+    notes = [line for line in said.err.splitlines() if line.startswith("computing a shared step again: ")]
+    assert len(notes) == 2 and all(str(Path("store")) in note for note in notes)
+    assert result("b")["reused"] is None
+    assert measured("b") == measured("a")
+    said = done(capsys, *SHORT, "--out", "c")  # what was corrupt has been replaced
+    assert "computing" not in said.err and result("c")["reused"]["steps"] == [0, 1]
+    assert measured("c") == measured("a")
+
+
+# Progress ---------------------------------------------------------------------------------------------------
+
+EPOCH = r"step (\d)/5, epoch (\d)/2: loss ([\d.]+)(, α [\d.]+)?, ([\d,]+) images/s, (\d.*) left"
+
+
+@pytest.mark.parametrize("loss", ["standard", "meta"])
+def test_progress_without_a_terminal_is_plain_lines(capsys, monkeypatch, loss):
+    class EveryEpoch(PlainWatch):  # not only those seconds apart, and none in between
+        tick = Watch.tick
+
+    monkeypatch.setattr(cli, "PlainWatch", lambda: EveryEpoch(every=0))
+    said = done(capsys, *BRIEF, "--loss", loss, "--out", "run")
+    assert "\x1b" not in said.err and "\r" not in said.err
+    epochs = [re.fullmatch(EPOCH, line) for line in said.err.splitlines() if "epoch" in line]
+    assert len(epochs) == 12 and all(epochs)
+    for e, m in zip(epochs, metrics(), strict=True):
+        assert (int(e[1]), int(e[2]), e[3]) == (m["step"], m["epoch"], f"{m['loss']:.4f}")
+        assert e[5] == f"{m['images_per_second']:,.0f}" and m["images_per_second"] > 10
+        assert (e[4] is None) == (loss != "meta" or m["step"] == 0)
+    assert epochs[0][6] != "0.0 s" and epochs[-1][6] == "0.0 s"
+    finished = [line for line in said.err.splitlines() if " done in " in line]
+    for line, step in zip(finished, result()["steps"], strict=True):
+        assert line.startswith(f"step {step['step']} done in ")
+        assert f"{step['classes']} classes, accuracy {step['top1']:.2f}%" in line
+    assert len(said.err.splitlines()) == 12 + 6
+
+
+def test_plain_lines_are_few_where_epochs_are_short(capsys):
+    said = done(capsys, *DIGITS, "--epochs", "4", "--steps", "1", "--out", "run")
+    lines = [line for line in said.err.splitlines() if "epoch" in line]
+    assert any("step 0/1, epoch 4/4" in line for line in lines) and any("step 1/1, epoch 4/4" in line for line in lines)
+    assert len(lines) < 8
+
+
+def test_plain_lines_come_within_long_epochs(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "PlainWatch", lambda: PlainWatch(every=0))
+    said = done(capsys, *SHORT, "--batch", "128", "--out", "run")
+    within = [float(x) for x in re.findall(r"^step 0/1, ([\d.]+) epochs$", said.err, re.MULTILINE)]
+    assert within == sorted(within) and within[-1] == 2.0 and len(within) >= 10  # 700 images, twice
+
+
+def test_progress_in_a_terminal_is_a_live_display(capsys):
+    done(capsys, *BRIEF, "--loss", "standard", "--out", "first")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 130, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color"}
+    words = (*BRIEF, "--loss", "balanced", "--out", "run")
+    process = started(*words, stdin=slave, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    seen = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal shows on Linux
+        while part := os.read(master, 1 << 16):
+            seen += part
+    os.close(master)
+    text = seen.decode()
+    assert process.wait(30) == 0, text
+    assert "Traceback" not in text
+    assert "\x1b[2K" in text  # lines are drawn over
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert "steps 0 to 0 reused from the store" in plain and "[dim]" not in plain
+    assert re.search(r"step \d/5, epoch 2/2: loss [\d.]+, [\d,]+ images/s, \d.* left", plain)
+    for step in result()["steps"][1:]:
+        assert f"step {step['step']} done in " in plain
+        assert plain.count(f"{step['top1']:.2f}") >= 2  # live, and in the table
+    assert f"average incremental accuracy {result()['average_incremental_accuracy']:.2f}%" in plain
+
+
+def test_the_live_display_prints_a_path_as_it_is():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    LiveWatch(console).say("computing a shared step again: /data/runs[new]/x[/y] is corrupt")
+    assert "/data/runs[new]/x[/y] is corrupt" in console.file.getvalue()
+
+
+# Bad input: usage -------------------------------------------------------------------------------------------
+
+BAD_WORDS = {
+    "verb": (["runn"], ["command 'runn'", "did you mean 'run'?", "demo, run, show"]),
+    "verb like nothing": (["xyz"], ["command 'xyz'", "demo, run, show"]),
+    "method": (["run", "il-basline"], ["method 'il-basline'", "did you mean 'il-baseline'?"]),
+    "data set": (["run", "il-baseline", "--dataset", "digit"], ["data set 'digit'", "did you mean 'digits'?"]),
+    "data set 2": (["run", "il-baseline", "--dataset=cifar10"], ["data set 'cifar10'", "did you mean 'cifar100'?"]),
+    "loss": ([*DIGITS, "--loss", "balanecd"], ["loss 'balanecd'", "did you mean 'balanced'?", "meta, relaxed"]),
+    "loss in capitals": ([*DIGITS, "--loss", "Meta"], ["loss 'Meta'", "did you mean 'meta'?"]),
+    "nothing to show": (["show"], ["which folders to show"]),
+    "no seeds": (["demo", "--seeds", "0"], ["--seeds must be 1 or more, not 0"]),
+}
+
+
+@pytest.mark.parametrize("words, parts", BAD_WORDS.values(), ids=BAD_WORDS)
+def test_unknown_words_are_named_and_the_nearest_is_suggested(capsys, words, parts):
+    said = refused(capsys, 2, *words)
+    assert all(part in said for part in parts), said
+    assert [p.name for p in Path().iterdir()] == ["home"]
+
+
+OUT_OF_RANGE = {
+    "alpha": ("balanced", "0", "-1", "nan", "inf", "1e39", "1e-60"),
+    "epsilon": ("relaxed", "-1", "nan", "inf", "nan%", "-0.1%"),
+    "alpha-lr": ("meta", "-1", "nan", "inf"),
+    "every": ("meta", "0", "-1"),
+    "hold": ("meta", "0", "1", "-0.1", "nan"),
+    "T": ("standard", "0", "-2", "nan", "inf"),
+    "epochs": ("standard", "0", "-1"),
+    "lr": ("standard", "0", "-0.1", "nan", "inf"),
+    "milestones": ("standard", "0", "1.5", "nan"),
+    "decay": ("standard", "0", "1.5", "nan"),
+    "batch": ("standard", "0", "1"),
+    "momentum": ("standard", "1", "-0.1", "nan"),
+    "weight-decay": ("standard", "-0.1", "nan", "inf"),
+    "seed": ("standard", "-1"),
+    "checkpoint": ("standard", "-1", "nan"),
+    "evaluate-every": ("standard", "-1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "value"), [(name, loss, v) for name, (loss, *values) in OUT_OF_RANGE.items() for v in values]
+)
+def test_numbers_out_of_range_are_refused(capsys, name, loss, value):
+    most = DIGITS if name == "epochs" else SHORT
+    said = refused(capsys, 2, *most, "--out", "run", "--loss", loss, f"--{name}", value)
+    found = re.search(
+        rf"\b{name.removesuffix('s').replace('-', '[-_]')}s?\b.* must be .*, not \(?([^ ,)]+),?\)?$", said
+    )
+    assert found, said
+    assert repr(float(found[1])) == repr(float(value.removesuffix("%")))  # nan too
+    assert not Path("run").exists() and not Path("store").exists()  # so that nothing is in the way of a better one
+
+
+def bad(loss, *words, says, memory="20"):
+    return [*words, "--loss", loss, "--memory", memory], says
+
+
+BAD_SETTINGS = [
+    *(bad("relaxed", "--epsilon", v, says=["epsilon", "0.2%", repr(v)]) for v in ("few", "%", "1/2")),
+    bad("meta", "--count", "some", says=["count", "'train' or 'all'", "'some'"]),
+    *(bad("standard", "--steps", v, says=[f"--steps {v}", "5 classes", "1, 5"]) for v in ("2", "3", "6", "0", "-1")),
+    *(bad("standard", "--increment", v, says=[f"--increment {v}", "1, 5"]) for v in ("2", "4", "10", "0")),
+    bad("standard", "--steps", "5", "--increment", "5", says=["--steps 5", "--increment 5", "disagree"]),
+    *(bad("standard", "--base", v, says=[f"--base {v}", "2 to 9"]) for v in ("0", "1", "-5", "10", "11")),
+    bad("standard", "--order", "nowhere.txt", says=["--order nowhere.txt", "seed", "'natural'", "file"]),
+    bad("standard", "--order", ".", says=["--order .", "file"]),
+    bad("standard", "--order", "4294967296", says=["order", "2**32"]),
+    bad("standard", "--order", "²", says=["--order", "²"]),
+    *(bad("standard", says=["memory", "total:2000", repr(v)], memory=v) for v in ("many", "-1", "1.5", "total:", "")),
+    bad("standard", says=["memory", "'total:-4'"], memory="total:-4"),
+    bad("standard", "--alpha", "0.5", says=["--alpha belongs to --loss balanced, not to --loss standard"]),
+    bad("meta", "--alpha", "0.5", says=["--alpha belongs to --loss balanced, not to --loss meta"]),
+    bad("balanced", "--epsilon", "1", says=["--epsilon belongs to --loss relaxed, not to --loss balanced"]),
+    bad("relaxed", "--alpha-lr", "1", says=["--alpha-lr belongs to --loss meta, not to --loss relaxed"]),
+    bad("balanced", "--every", "5", says=["--every belongs to --loss meta"]),
+    bad("standard", "--hold", "0.5", says=["--hold belongs to --loss meta"]),
+    bad("standard", "--count", "all", says=["--count belongs to --loss meta"]),
+    *(bad("meta", says=["meta", "at least 2 images per class", f" {v}:"], memory=v) for v in ("0", "1")),
+    # Enough for 8 old classes, and for 4, but not for 9.
+    bad("meta", says=["meta", "at least 2 images per class", " 1:"], memory="total:17"),
+    bad("meta", says=["meta", "at least 2 images per class", " 0:"], memory="total:8"),
+    *(bad("relaxed", "--epsilon", v, says=["epsilon 0", "memory 0"]) for v in ("0", "0%", "0.0")),
+    *(bad("standard", "--device", v, says=["auto, cpu or cuda", repr(v)]) for v in ("gpu", "mps", "cuda:x")),
+]
+
+
+@pytest.mark.parametrize("words, says", BAD_SETTINGS, ids=lambda v: "_".join(v[:2]) if v[0].startswith("--") else None)
+def test_settings_that_cannot_be_are_refused(capsys, words, says):
+    said = refused(capsys, 2, *DIGITS, "--out", "run", *words)
+    assert all(part in said for part in says), said
+    assert not Path("run").exists() and not Path("store").exists()  # so that nothing is in the way of a better one
+
+
+def test_the_smallest_budget_that_meta_accepts(capsys):
+    done(capsys, *DIGITS, "--epochs", "1", "--loss", "meta", "--memory", "total:18", "--out", "run")
+    assert all(alpha is not None for alpha in result()["alpha"][1:])
+
+
+def test_epsilon_zero_without_memory_is_balanced(capsys):
+    done(capsys, *SHORT, "--loss", "relaxed", "--epsilon", "0", "--memory", "0", "--out", "a")
+    done(capsys, *SHORT, "--loss", "balanced", "--memory", "0", "--out", "b")
+    assert measured("a") == measured("b")
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        ([*DIGITS, "--epochs", "few"], "--epochs"),
+        ([*DIGITS, "--lr", "fast"], "--lr"),
+        ([*DIGITS, "--select", "best"], "--select"),
+        ([*DIGITS, "--precision", "fp16"], "--precision"),
+        ([*DIGITS, "--losss", "meta"], "--loss "),
+        ([*DIGITS, "--memory"], "--memory"),
+        (["run"], "il-baseline"),
+        (["show", "--figures"], "--figures"),
+        (["demo", "--seeds", "few"], "--seeds"),
+    ],
+    ids=lambda v: "_".join(v[-2:]) if isinstance(v, list) else "",
+)
+def test_words_that_cannot_be_parsed(capsys, words, about):
+    assert command(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and about in said.err and "Traceback" not in said.err
+    assert [p.name for p in Path().iterdir()] == ["home"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1 2 3", "0 1 2 3 4 5 6 7 8 8", "0 1 2 3 4 5 6 7 8 10", "a b c", "0 -1 2", "\xff"]
+)
+def test_a_bad_order_file_is_named(capsys, text):
+    Path("order.txt").write_bytes(text.encode("latin1"))
+    said = refused(capsys, 1, *SHORT, "--order", "order.txt", "--out", "run")
+    assert "order.txt must" in said
+    assert not Path("run").exists()
+
+
+def test_a_corrected_command_works_in_the_same_folder(capsys):
+    refused(capsys, 2, *BRIEF, "--steps", "3", "--out", "run")
+    refused(capsys, 2, *SHORT, "--loss", "balanced", "--alpha", "nan", "--out", "run")
+    refused(capsys, 2, *SHORT, "--loss", "balanecd", "--out", "run")
+    done(capsys, *SHORT, "--loss", "balanced", "--alpha", "0.5", "--out", "run")
+    assert result()["run"]["alpha"] == 0.5
+
+
+# Bad input: the machine and its files -----------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_that_is_not_there(capsys, device):
+    said = refused(capsys, 1, *SHORT, "--device", device, "--out", "run")
+    assert f"device {device} is not there" in said and "--device cpu" in said
+    assert not Path("run").exists()
+
+
+CIFAR = ("run", "il-baseline", "--dataset", "cifar100", "--out", "run", "--data")
+
+
+def test_a_data_folder_that_is_not_there(capsys):
+    assert "--data nowhere is not a folder" in refused(capsys, 1, *CIFAR, "nowhere")
+    Path("file").touch()
+    assert "--data file is not a folder" in refused(capsys, 1, *CIFAR, "file")
+    assert sorted(p.name for p in Path().iterdir()) == ["file", "home"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "corrupt", "pickle", "archive"])
+def test_a_bad_data_file_is_named(capsys, damage):
+    data = Path("data")
+    data.mkdir()
+    bad = {"pickle": "train", "archive": "cifar-100-binary.tar.gz"}.get(damage, "train.bin")
+    (data / bad).write_bytes(b"" if damage == "empty" else bytes(5000))
+    (data / {"pickle": "test"}.get(damage, "test.bin")).write_bytes(bytes(5000))
+    if damage == "corrupt":
+        os.truncate(data / bad, 50_000 * 3074)  # the right size, and nothing else
+    said = refused(capsys, 1, *CIFAR, "data")
+    assert f"data/{bad} has " in said and "expected: delete it and put a good copy in its place" in said
+    assert ("md5" in said) == (damage not in ("truncated", "empty"))
+    assert not Path("run").exists()
+
+
+WHOLE = {"average_incremental_accuracy": 50.0, "steps": [], "run": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '{"average_incremental_accuracy": 5', "[]", "null", "{}", "\xff", json.dumps(WHOLE), '{"run": 1, "steps": 2}'],
+)
+def test_a_corrupt_result_is_named_and_can_be_made_again(capsys, straight, text):
+    done(capsys, *SHORT, "--out", "run")
+    Path("run/result.json").write_bytes(text.encode("latin1"))
+    said = refused(capsys, 1, *SHORT, "--out", "run")
+    assert "run/result.json is" in said and "delete it" in said
+    assert Path("run/result.json").read_bytes() == text.encode("latin1")
+    Path("run/result.json").unlink()
+    done(capsys, *SHORT, "--out", "run")
+    assert measured() == straight
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_corrupt_settings_of_a_folder_are_named(capsys, text):
+    done(capsys, *SHORT, "--out", "run")
+    Path("run/run.json").write_text(text)
+    assert "run/run.json" in refused(capsys, 1, *SHORT, "--out", "run")
+
+
+def interrupt_at(monkeypatch, step, epoch):
+    """Ctrl-C, as it were, at the end of that epoch; only once."""
+    once = []
+
+    class Interrupted(PlainWatch):
+        def epoch(self, e):
+            super().epoch(e)
+            if (e.step, e.epoch) == (step, epoch) and not once:
+                once.append(True)
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "PlainWatch", Interrupted)
+
+
+@pytest.mark.parametrize(("step", "epoch"), [(0, 1), (1, 1), (1, 2)])
+def test_an_interrupted_run_goes_on(capsys, monkeypatch, step, epoch):
+    words = (*SHORT, "--loss", "meta", "--memory", "5", "--store", "none", "--checkpoint", "0")
+    done(capsys, *words, "--out", "straight")
+    interrupt_at(monkeypatch, step, epoch)
+    said = refused(capsys, 1, *words, "--out", "run")
+    assert said == "equipoise: stopped; the same command goes on from the last checkpoint in run"
+    assert not Path("run/result.json").exists()
+    assert "other settings: seed (there 0, here 1)" in refused(capsys, 1, *words, "--seed", "1", "--out", "run")
+    assert "not finished" in refused(capsys, 1, "show", "run")
+    said = done(capsys, *words, "--out", "run")
+    assert ("step 0 done" in said.err) == (step == 0)
+    assert measured("run") == measured("straight")
+    assert not Path("run/checkpoint").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no tensors", "not JSON", "other JSON", "other format"])
+def test_a_corrupt_checkpoint_is_named_and_can_be_deleted(capsys, monkeypatch, straight, damage):
+    words = (*SHORT, "--store", "none", "--checkpoint", "0")
+    interrupt_at(monkeypatch, 1, 1)
+    refused(capsys, 1, *words, "--out", "run")
+    (tensors,) = Path("run/checkpoint").glob("*.safetensors")
+    info = Path("run/checkpoint/learner.json")
+    if damage == "truncated":
+        os.truncate(tensors, 999)
+    elif damage == "no tensors":
+        tensors.unlink()
+    elif damage == "other format":
+        info.write_text(json.dumps({**json.loads(info.read_text()), "format": 99}))
+    else:
+        info.write_text("{" if damage == "not JSON" else "{}")
+    before = contents()
+    for _ in range(2):  # it does not get worse by trying
+        said = refused(capsys, 1, *words, "--out", "run")
+        assert damage == "other format" or "run/checkpoint" in said
+        assert contents() == before
+    for path in Path("run/checkpoint").iterdir():
+        path.unlink()
+    Path("run/checkpoint").rmdir()
+    done(capsys, *words, "--out", "run")
+    assert measured("run") == straight
+
+
+def test_a_run_folder_that_is_a_file(capsys):
+    Path("file").write_text("precious")
+    said = refused(capsys, 2, *SHORT, "--out", "file")
+    assert "file is a file, not a folder" in said
+    assert Path("file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("flag", ["--out", "--store"])
+def test_a_folder_inside_a_file_gets_a_sentence_for_people(capsys, flag):
+    Path("file").write_text("precious")
+    words = {"--out": "run", "--store": "none", flag: "file/x"}
+    said = refused(capsys, 1, *SHORT, *(w for pair in words.items() for w in pair))
+    assert "file" in said and "Errno" not in said
+    done(capsys, *SHORT, "--out", "run", "--store", "none")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written(capsys):
+    Path("locked").mkdir(mode=0o500)
+    said = refused(capsys, 1, *SHORT, "--out", "locked/run")
+    assert "no permission to use locked/run" in said and "--out" in said
+    Path("locked").chmod(0o700)
+    done(capsys, *SHORT, "--out", "locked/run")
+
+
+def test_no_permission_gets_a_sentence(capsys, monkeypatch):
+    mkdir = os.mkdir
+
+    def refusing(path, *args, **more):
+        if str(path) == "run":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return mkdir(path, *args, **more)
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "mkdir", refusing)
+        said = refused(capsys, 1, *SHORT, "--out", "run")
+    assert said == "equipoise: no permission to use run: choose another --out, --store or --data"
+    done(capsys, *SHORT, "--out", "run")
+
+
+FULL_AT = {
+    "the settings": "run/run.json",
+    "the metrics": "run/metrics.jsonl",
+    "a shared step's tensors": "store/.*safetensors",
+    "a shared step": "store/.*learner.json",
+    "the checkpoint's tensors": "run/checkpoint/.*safetensors",
+    "the checkpoint": "run/checkpoint/learner.json",
+    "the model": "run/model/.*safetensors",
+    "the result": "run/result.json",
+}
+
+
+@pytest.mark.parametrize("where", FULL_AT.values(), ids=FULL_AT)
+def test_a_full_disk_loses_nothing(capsys, monkeypatch, straight, where):
+    fsync, write_file = os.fsync, checkpoint.write_file
+    writing, failed = [], []
+
+    def noted(path, data):
+        writing.append(str(path))
+        write_file(path, data)
+
+    def full(fd):
+        if re.search(where, writing[-1]) and not failed:
+            failed.append(writing[-1])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(fd)
+
+    monkeypatch.setattr(checkpoint, "write_file", noted)
+    monkeypatch.setattr(os, "fsync", full)
+    said = refused(capsys, 1, *SHORT, "--store", "store", "--out", "run")
+    assert len(failed) == 1
+    assert "no space left" in said and "the same command goes on" in said
+    assert not Path(failed[0]).exists()
+    assert not [p for p in (*Path("run").rglob(".*"), *Path("store").rglob(".*")) if p.name != ".lock"]  # no debris
+    done(capsys, *SHORT, "--store", "store", "--out", "run")
+    assert measured("run") == straight
+
+
+def test_training_that_diverges(capsys):
+    said = refused(capsys, 1, *SHORT, "--lr", "1e9", "--out", "run")
+    assert re.search(r"training diverged: the loss is (nan|inf) in step 0, epoch \d; lower --lr", said)
+    assert not Path("run/result.json").exists()
+    assert entries("store") == []  # nobody else gets to reuse it
+
+
+def test_a_lower_rate_after_divergence_works_in_the_same_folder(capsys):
+    refused(capsys, 1, *SHORT, "--lr", "1e9", "--out", "run")
+    done(capsys, *SHORT, "--lr", "0.05", "--out", "run")
+    assert result()["run"]["recipe"]["lr"] == 0.05
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_debug_shows_the_traceback_too(capsys, at):
+    words = [*DIGITS, "--steps", "3", "--out", "run"]
+    assert "Traceback" not in refused(capsys, 2, *words)
+    words.insert(at % (len(words) + 1), "--debug")
+    assert command(words) == 2
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err and "step_sizes" in err
+    assert err.splitlines()[-1].startswith("equipoise: --steps 3 does not divide")
+
+
+# In processes of their own ----------------------------------------------------------------------------------
+
+
+def test_the_process_exits_with_the_code_and_one_sentence():
+    process = started(*DIGITS, "--steps", "3", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert len(err.splitlines()) == 1 and err.startswith("equipoise: --steps 3 does not divide")
+
+
+def test_ctrl_c_outside_of_a_run_is_said_without_a_traceback(capsys, monkeypatch):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.VERBS, "show", interrupted)
+    monkeypatch.setattr(sys, "argv", ["equipoise", "show", "x"])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 1
+    assert capsys.readouterr().err.strip() == "equipoise: stopped; the same command goes on where it was"
+
+
+def test_two_processes_on_one_folder(capsys):
+    words = (*DIGITS, "--epochs", "16", "--store", "none", "--out", "run")
+    first = started(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_for(first, lambda: lines_in(Path("run/metrics.jsonl")) >= 1)
+        said = refused(capsys, 1, *words)
+        assert "another process is at work in run" in said and "--out" in said
+        out, err = first.communicate(timeout=120)
+    finally:
+        first.kill()
+    assert first.returncode == 0, err
+    assert f"average incremental accuracy {result()['average_incremental_accuracy']:.2f}%" in out
+    assert [(m["step"], m["epoch"]) for m in metrics()] == [(t, e) for t in range(6) for e in range(1, 17)]
+    assert done(capsys, *words).err == ""  # now it is free, and done
+
+
+def test_ctrl_c_in_the_middle_of_training(capsys):
+    words = (*DIGITS, "--epochs", "15", "--steps", "1", "--checkpoint", "0", "--store", "none")
+    process = started(*words, "--out", "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_for(process, lambda: lines_in(Path("run/metrics.jsonl")) >= 4)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert out == "" and "Traceback" not in err
+    said = [line for line in err.splitlines() if not line.startswith("step ")]
+    assert said == ["equipoise: stopped; the same command goes on from the last checkpoint in run"]
+    assert not Path("run/result.json").exists()
+    again = done(capsys, *words, "--out", "run").err
+    first = re.match(r"step (\d)/1, epoch (\d+)/15: ", again)
+    assert (int(first[1]), int(first[2])) >= (0, 4), "it began anew"
+    done(capsys, *words, "--out", "straight")
+    assert measured("run") == measured("straight")

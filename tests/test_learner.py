@@ -1,0 +1,657 @@
+"""The learner: what it accepts, what it gives back, and that bad input or a failure costs nothing."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from equipoise import (
+    Balanced,
+    DataError,
+    EquipoiseError,
+    ILBaseline,
+    Learner,
+    Meta,
+    Recipe,
+    RunError,
+    Step,
+    UsageError,
+    datasets,
+)
+from equipoise.memory import Budget
+
+RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
+DIGITS = datasets.load("digits")
+TEST = DIGITS.test.x.numpy()
+
+
+def new(**settings: Any) -> Learner:
+    return Learner(ILBaseline(loss=Balanced()), **{"memory": 3, "recipe": RECIPE, **settings})
+
+
+def images_of(*classes: int, each: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """(n, 1, 8, 8) uint8 and labels, the classes mixed."""
+    which = torch.cat([(DIGITS.train.y == c).nonzero()[:each, 0] for c in classes]).sort().values
+    return DIGITS.train.x[which].numpy(), DIGITS.train.y[which].numpy()
+
+
+def tensors(learner: Learner) -> dict[str, Tensor]:
+    """Everything that was learned, exemplars included, as it is saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        learner.save(folder)
+        (file,) = Path(folder).glob("*.safetensors")
+        return safetensors.torch.load(file.read_bytes())
+
+
+def assert_identical(a: Learner, b: Learner) -> None:
+    """Not a bit differs."""
+    assert (a.classes_, a.sizes_, a.alphas_) == (b.classes_, b.sizes_, b.alphas_)
+    one, two = tensors(a), tensors(b)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+    if a.classes_:
+        np.testing.assert_array_equal(a.predict_proba(TEST), b.predict_proba(TEST))
+
+
+# Images
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_all_forms_of_images_give_the_same_learner(channels: int) -> None:
+    first, more = images_of(0, 1), images_of(2)
+    colours = np.array([1.0, 0.5, 0.2])[:channels, None, None]  # so that the order of the channels matters
+
+    def nchw(x: np.ndarray) -> np.ndarray:
+        return np.asarray(x * colours, np.uint8)
+
+    def nhwc(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(nchw(x).transpose(0, 2, 3, 1))
+
+    forms: dict[str, Callable[[np.ndarray], Any]] = {
+        "numpy NCHW": nchw,
+        "numpy NHWC": nhwc,
+        "numpy NHWC, a view with strides": lambda x: nchw(x).transpose(0, 2, 3, 1),
+        "numpy, read backwards": lambda x: nchw(x)[::-1].copy()[::-1],
+        "torch NCHW": lambda x: torch.from_numpy(nchw(x)),
+        "torch NHWC": lambda x: torch.from_numpy(nhwc(x)),
+        "torch NCHW, channels last": lambda x: torch.from_numpy(nchw(x)).to(memory_format=torch.channels_last),
+    }
+    if channels == 1:
+        forms["numpy (n, h, w)"] = lambda x: nchw(x)[:, 0]
+        forms["torch (n, h, w)"] = lambda x: torch.from_numpy(nchw(x)[:, 0])
+    learners = {}
+    for name, form in forms.items():
+        learner = new().learn(form(first[0]), first[1]).learn(form(more[0]), more[1])
+        learners[name] = learner, learner.predict_proba(form(TEST)), tensors(learner)
+    reference, p, saved = learners.pop("numpy NCHW")
+    assert reference.exemplars_ is not None and reference.exemplars_.x.shape[1:] == (channels, 8, 8)
+    for name, (learner, p_form, saved_form) in learners.items():
+        assert learner.classes_ == reference.classes_, name
+        np.testing.assert_array_equal(p, p_form, err_msg=name)
+        assert all(torch.equal(saved[k], saved_form[k]) for k in saved), name
+
+
+def test_grey_images_of_width_3_are_not_taken_for_colours() -> None:
+    x, y = images_of(0, 1)
+    narrow = np.ascontiguousarray(x[:, 0, :, 3:6])  # (n, 8, 3): three dimensions leave no doubt
+    learner = new().learn(narrow, y)
+    assert learner.exemplars_ is not None and learner.exemplars_.x.shape[1:] == (1, 8, 3)
+
+
+def test_images_that_cannot_be_written_to_are_fine() -> None:
+    x, y = images_of(0, 1)
+    frozen = np.frombuffer(x.tobytes(), np.uint8).reshape(x.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_identical(new().learn(frozen, y), new().learn(x, y))
+
+
+def test_the_images_handed_over_stay_as_they_are_and_need_not_stay() -> None:
+    x, y = images_of(0, 1)
+    mine, copy = x.copy(), y.copy()
+    learner = new().learn(mine, copy)
+    np.testing.assert_array_equal(mine, x)
+    np.testing.assert_array_equal(copy, y)
+    mine[:] = 0
+    assert_identical(learner, new().learn(x, y))
+
+
+def test_images_larger_than_digits() -> None:
+    """A CIFAR-sized image goes through the ResNet; a larger one is refused in words."""
+    x, y = images_of(0, 1, each=4)
+    large = np.repeat(np.repeat(x, 4, 2), 4, 3)
+    learner = new(recipe=Recipe(epochs=1, batch=8)).learn(large, y)
+    assert learner.predict_proba(large).shape == (8, 2)
+    empty = new()
+    with pytest.raises(UsageError, match="72 x 72 pixels are not supported yet: at most 64 x 64"):
+        empty.learn(np.repeat(np.repeat(x, 9, 2), 9, 3), y)
+    assert empty.classes_ == []
+    assert_identical(empty.learn(x, y), new().learn(x, y))
+
+
+# Labels
+
+
+NAMES: dict[str, tuple[list[Any], list[Any], str]] = {
+    # what digits 0, 1, 2 and 3 are called, the classes in order, the kind of numpy array that predict returns
+    "ints": ([5, -3, 12, 4], [-3, 5, 4, 12], "i"),
+    "strings": (["cat", "ant", "dog", "bee"], ["ant", "cat", "bee", "dog"], "U"),
+    "floats": ([0.5, -1.5, 2.0, 1.25], [-1.5, 0.5, 1.25, 2.0], "f"),
+    "tuples": ([("a", 2), ("a", 1), ("b", ("c", 0)), ()], [("a", 1), ("a", 2), (), ("b", ("c", 0))], "O"),
+    "tuples of one length": ([(1, 2), (0, 3), (4, 4), (3, 5)], [(0, 3), (1, 2), (3, 5), (4, 4)], "O"),
+    "mixed kinds": (["one", 1, None, (1, "x")], ["one", 1, None, (1, "x")], "O"),
+    "ints, then a string": ([3, 1, "x", "a"], [1, 3, "a", "x"], "O"),
+    "booleans": ([True, False, 7, 6], [False, True, 6, 7], "O"),
+    "numpy scalars": ([np.int16(5), np.int64(-3), np.uint8(12), np.int32(4)], [-3, 5, 4, 12], "i"),
+    "numpy strings": ([np.str_(v) for v in "cadb"], ["a", "c", "b", "d"], "U"),
+    "torch scalars": ([torch.tensor(v) for v in (5, -3, 12, 4)], [-3, 5, 4, 12], "i"),
+    "large ints": ([2**40, 2**39, 1, 0], [2**39, 2**40, 0, 1], "i"),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_labels_of_any_hashable_kind(kind: str, tmp_path: Path) -> None:
+    names, classes, array = NAMES[kind]
+    learner = new(recipe=Recipe(epochs=6, lr=0.05, batch=32))
+    x, y = images_of(0, 1, each=100)
+    learner.learn(x, [names[k] for k in y])
+    assert learner.classes_ == classes[:2]
+    assert np.mean([a == names[k] for a, k in zip(learner.predict(x).tolist(), y)]) > 0.9
+    x, y = images_of(2, 3, each=100)
+    learner.learn(x, [names[k] for k in y])
+    assert learner.classes_ == classes
+    # Plain Python values, not numpy's: they are what JSON and the user's own dictionaries know.
+    assert {type(c).__module__ for c in learner.classes_} == {"builtins"}
+    labels = learner.predict(x)
+    assert isinstance(labels, np.ndarray) and labels.shape == (len(x),) and labels.dtype.kind == array
+    assert labels.tolist() == [classes[k] for k in learner.predict_proba(x).argmax(1)]
+    learner.save(tmp_path)
+    loaded = Learner.load(tmp_path)
+    assert loaded.classes_ == learner.classes_ and list(map(type, loaded.classes_)) == list(map(type, learner.classes_))
+    assert loaded.predict(x).dtype == labels.dtype and loaded.predict(x).tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.tensor, tuple, list, lambda y: (v for v in y)])
+def test_labels_in_any_container(form: Callable[[Any], Any]) -> None:
+    x, y = images_of(3, 1)
+    learner = new().learn(x, form(y.tolist()))
+    assert learner.classes_ == [1, 3] and {type(c) for c in learner.classes_} == {int}
+    assert_identical(learner, new().learn(x, y))
+
+
+# Callbacks
+
+
+def test_the_callback_comes_once_an_epoch_with_a_learner_that_predicts() -> None:
+    calls: list[tuple[int, int, int, list[Any]]] = []
+    losses = []
+
+    def look(learner: Learner) -> None:
+        e = learner.progress_
+        assert e is not None and learner.unfinished_
+        assert set(learner.predict(TEST).tolist()) <= set(learner.classes_)
+        p = learner.predict_proba(TEST)
+        assert p.shape[1] == len(learner.classes_)
+        np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
+        calls.append((e.step, e.epoch, e.epochs, learner.classes_))
+        losses.append(e.loss)
+
+    learner = new(recipe=Recipe(epochs=3, lr=0.05, batch=32))
+    learner.learn(*images_of(0, 1), callback=look).learn(*images_of(2), callback=look)
+    assert calls == [(0, k, 3, [0, 1]) for k in (1, 2, 3)] + [(1, k, 3, [0, 1, 2]) for k in (1, 2, 3)]
+    assert losses[2] < losses[0]
+    assert learner.progress_ is None and not learner.unfinished_
+
+
+def test_ticks_come_after_every_batch() -> None:
+    ticks: list[float] = []
+    learner = new().learn(*images_of(0, 1), tick=ticks.append)
+    assert len(ticks) == 80 * 2 // 32 and ticks == sorted(ticks) and 0 < ticks[0] < 1 and ticks[-1] == 2
+    assert_identical(learner, new().learn(*images_of(0, 1)))
+
+
+@pytest.mark.parametrize("loss", [Balanced(), Meta(every=2)])
+def test_looking_changes_nothing(loss: Any, tmp_path: Path) -> None:
+    def look(learner: Learner) -> None:
+        learner.predict(TEST)
+        learner.predict_proba(TEST[:7])
+        learner.logits(TEST[:1])
+        learner.save(tmp_path)
+        Learner.load(tmp_path).predict(TEST)
+        torch.rand(3), np.random.rand(3)  # whatever else it does
+        with pytest.raises(UsageError):
+            learner.predict(TEST[:, :, :4])
+
+    settings: dict[str, Any] = {"method": ILBaseline(loss=loss), "memory": 3, "recipe": Recipe(3, 0.05, batch=32)}
+    watched, alone = Learner(**settings), Learner(**settings)
+    for classes in ((0, 1, 2), (3,), (4, 5)):
+        watched.learn(*images_of(*classes), callback=look)
+        alone.learn(*images_of(*classes))
+    assert_identical(watched, alone)
+
+
+def test_a_prediction_does_not_depend_on_its_company() -> None:
+    """Batch statistics would make it so; also more images than are computed at a time."""
+    learner = new(recipe=Recipe(epochs=4, lr=0.05, batch=32)).learn(*images_of(0, 1, 2))
+    many = np.concatenate([TEST] * 4)
+    assert len(many) > 1000
+    p = learner.predict_proba(many)
+    np.testing.assert_allclose(p[: len(TEST)], learner.predict_proba(TEST), atol=1e-5)
+    np.testing.assert_allclose(p[:1], learner.predict_proba(TEST[:1]), atol=1e-5)
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [StopError, KeyboardInterrupt])
+@pytest.mark.parametrize("epoch", [1, 3])
+@pytest.mark.parametrize("loss", [Balanced(), Meta(every=2)])
+def test_a_callback_that_raises_leaves_the_learner_as_it_was(loss: Any, epoch: int, error: type[BaseException]) -> None:
+    settings: dict[str, Any] = {"method": ILBaseline(loss=loss), "memory": 3, "recipe": Recipe(3, 0.05, batch=32)}
+
+    def stop(learner: Learner) -> None:
+        assert learner.progress_ is not None
+        if learner.progress_.epoch == epoch:
+            raise error
+
+    learner, never_stopped = Learner(**settings), Learner(**settings)
+    with pytest.raises(error):
+        learner.learn(*images_of(0, 1, 2), callback=stop)
+    assert learner.classes_ == [] and learner.sizes_ == () and learner.exemplars_ is None
+    assert not learner.unfinished_ and learner.progress_ is None
+    with pytest.raises(UsageError, match="nothing has been learned yet"):
+        learner.predict(TEST)
+    for classes in ((0, 1, 2), (3, 4), (5,)):
+        before = (learner.predict_proba(TEST), tensors(learner)) if learner.classes_ else None
+        with pytest.raises(error):
+            learner.learn(*images_of(*classes), callback=stop)
+        if before is not None:
+            assert learner.classes_ == never_stopped.classes_ and not learner.unfinished_
+            np.testing.assert_array_equal(learner.predict_proba(TEST), before[0])
+            assert all(torch.equal(v, before[1][k]) for k, v in tensors(learner).items())
+            assert_identical(learner, never_stopped)
+        learner.learn(*images_of(*classes))
+        never_stopped.learn(*images_of(*classes))
+        assert_identical(learner, never_stopped)
+
+
+# What a callback saved
+
+
+@pytest.fixture
+def halfway(tmp_path: Path) -> Path:
+    """A learner saved in the second step, after the first of two epochs."""
+
+    def save(learner: Learner) -> None:
+        if learner.progress_ and learner.progress_.epoch == 1:
+            learner.save(tmp_path)
+
+    new().learn(*images_of(0, 1)).learn(*images_of(2, 3), callback=save)
+    return tmp_path
+
+
+def test_an_unfinished_step_goes_on_with_its_own_data_only(halfway: Path) -> None:
+    learner = Learner.load(halfway)
+    assert learner.unfinished_ and learner.classes_ == [0, 1, 2, 3]
+    p = learner.predict_proba(TEST)
+    x, y = images_of(2, 3)
+    others: dict[str, tuple[Any, Any]] = {
+        "another class": images_of(4),
+        "one class less": images_of(2),
+        "old classes": images_of(0, 1),
+        "one image less": (x[1:], y[1:]),
+        "another order": (x[::-1], y[::-1]),
+        "labels exchanged": (x, 5 - y),
+    }
+    for name, data in others.items():
+        with pytest.raises(UsageError, match="step 1 is not finished"):
+            learner.learn(*data)
+        assert learner.unfinished_, name
+        np.testing.assert_array_equal(learner.predict_proba(TEST), p, err_msg=name)
+    assert_identical(learner.learn(x, y), new().learn(*images_of(0, 1)).learn(x, y))
+
+
+def test_going_on_can_be_interrupted_as_well(halfway: Path) -> None:
+    def stop(_: Learner) -> None:
+        raise StopError
+
+    learner = Learner.load(halfway)
+    p = learner.predict_proba(TEST)
+    for _ in range(2):
+        with pytest.raises(StopError):
+            learner.learn(*images_of(2, 3), callback=stop)
+        assert learner.unfinished_
+        np.testing.assert_array_equal(learner.predict_proba(TEST), p)
+    assert_identical(learner.learn(*images_of(2, 3)), new().learn(*images_of(0, 1)).learn(*images_of(2, 3)))
+
+
+def test_what_was_saved_goes_on_from_there_and_not_from_the_start(halfway: Path) -> None:
+    epochs = []
+    Learner.load(halfway).learn(*images_of(2, 3), callback=lambda one: epochs.append(one.progress_.epoch))  # type: ignore[union-attr]
+    assert epochs == [2]
+
+
+# Normalisation
+
+
+def statistics(learner: Learner) -> tuple[np.ndarray, np.ndarray]:
+    saved = tensors(learner)
+    return saved["net.mean"].flatten().numpy(), saved["net.std"].flatten().numpy()
+
+
+def test_normalisation_is_measured_on_the_first_images_and_kept(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    scale = np.array([255, 120, 40])[:, None, None]  # every channel has its own statistics
+    x = (rng.random((60, 3, 8, 8)) * scale).astype(np.uint8)
+    y = np.arange(60) % 2
+    learner = new().learn(x, y)
+    mean, std = statistics(learner)
+    as_float = x.astype(np.float64)
+    np.testing.assert_allclose(mean, as_float.mean((0, 2, 3)), rtol=2e-7)
+    np.testing.assert_allclose(std, as_float.std((0, 2, 3)), rtol=2e-7)
+    learner.save(tmp_path)
+    for one in (learner, Learner.load(tmp_path)):
+        one.learn(255 - x, y + 2)  # far brighter
+        for now, then in zip(statistics(one), (mean, std)):
+            np.testing.assert_array_equal(now, then)
+
+
+def test_normalisation_can_be_given() -> None:
+    x, y = images_of(0, 1)
+    z = x.astype(np.float64) / 255
+    measured, given = new().learn(x, y), new(normalise=([z.mean()], [z.std()])).learn(x, y)
+    np.testing.assert_allclose(statistics(given), statistics(measured), rtol=2e-7)
+    other = new(normalise=([0.5], [0.25])).learn(x, y)
+    np.testing.assert_allclose(statistics(other), [[127.5], [63.75]], rtol=2e-7)
+    assert not np.array_equal(other.predict_proba(TEST), measured.predict_proba(TEST))
+
+
+def test_images_of_one_colour_are_no_division_by_zero() -> None:
+    x, y = images_of(0, 1)
+    flat = np.concatenate([x, np.full_like(x, 7), x], 1)  # the second channel is all 7
+    learner = new().learn(flat, y)
+    assert statistics(learner)[1][1] == 1
+    assert np.isfinite(learner.predict_proba(flat)).all()
+
+
+@pytest.mark.parametrize("bad", [([0.5, 0.5], [0.2, 0.2]), ([0.5], [0.0]), ([0.5], [-1.0]), ([0.5], [float("nan")])])
+def test_bad_normalisation_is_refused(bad: Any) -> None:
+    with pytest.raises(UsageError, match="1 means and 1 positive standard deviations"):
+        new(normalise=bad).learn(*images_of(0, 1))
+
+
+# Randomness
+
+
+def test_learning_leaves_the_global_generators_alone_and_ignores_them() -> None:
+    learners = []
+    for seed in (1, 2):
+        torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
+        learner = Learner(ILBaseline(loss=Meta(every=2)), memory=3, select="random", recipe=RECIPE)
+        learners.append(learner.learn(*images_of(0, 1)).learn(*images_of(2)))
+        learner.predict(TEST)
+        assert torch.equal(before[0], torch.get_rng_state())
+        np.testing.assert_array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]
+        assert before[2] == random.getstate()
+    assert_identical(*learners)
+
+
+def test_a_step_does_not_depend_on_what_was_done_in_between(tmp_path: Path) -> None:
+    """Random streams are named by seed and step: trying something else first changes nothing."""
+    straight = new().learn(*images_of(0, 1)).learn(*images_of(2))
+    wandering = new().learn(*images_of(0, 1))
+    wandering.save(tmp_path)
+    wandering.learn(*images_of(5, 6))
+    assert_identical(Learner.load(tmp_path).learn(*images_of(2)), straight)
+    assert not np.array_equal(wandering.predict_proba(TEST)[:, :2], straight.predict_proba(TEST)[:, :2])
+
+
+def test_the_seed_is_in_everything_that_is_drawn() -> None:
+    """With a learning rate of nearly 0 the weights stay what they were drawn to be."""
+    still: dict[str, Any] = {"recipe": Recipe(epochs=1, lr=1e-12, batch=32), "select": "random"}
+    one, two, same = (
+        tensors(new(seed=seed, **still).learn(*images_of(0, 1)).learn(*images_of(2, 3))) for seed in (1, 2, 1)
+    )
+    drawn = [name for name in one if name.endswith(".weight") and one[name].ndim > 1]
+    assert len(drawn) == 4  # three convolutions and the head
+    for name in drawn:
+        assert torch.equal(one[name], same[name])
+        assert ((one[name] - two[name]).abs() > 1e-3).float().mean() > 0.8, name
+        assert one[name].flatten()[:100].unique().numel() > 90
+    rows = one["net.head.weight"]
+    assert not torch.allclose(rows[:2], rows[2:], atol=1e-3), "every step draws the same rows"
+    assert not torch.equal(one["memory.x"], two["memory.x"])
+
+
+# Bad input
+
+
+def bad_inputs() -> dict[str, tuple[Any, Any, str]]:
+    x, y = images_of(5, 6)
+    labels = y.tolist()
+    square = x[:, 0]
+    return {
+        "empty": (x[:0], [], "no images"),
+        "fewer labels": (x, labels[:-1], "80 images but 79 labels"),
+        "more labels": (x, [*labels, 5], "80 images but 81 labels"),
+        "no labels": (x, [], "80 images but 0 labels"),
+        "labels are None": (x, None, "labels"),
+        "one label for all": (x, 5, "labels"),
+        "labels in two dimensions": (x, y[:, None], "hashable"),
+        "float images": (x / 255, y, "uint8.* not float64"),
+        "float32 torch images": (torch.from_numpy(x).float(), y, "uint8.* not float32"),
+        "NaN images": (np.full(x.shape, np.nan, np.float32), y, "uint8.* not float32"),
+        "int images": (x.astype(np.int64), y, "uint8.* not int64"),
+        "images are None": (None, y, "uint8"),
+        "images of several sizes": ([image[0, : 4 + k % 2] for k, image in enumerate(x)], y, "equal-sized"),
+        "one image": (square[0], [5] * 8, r"not \(8, 8\)|height"),
+        "flat images": (x.reshape(80, 64), y, r"height.*\(80, 64\)"),
+        "5 dimensions": (x[None], y, r"\(1, 80, 1, 8, 8\)"),
+        "2 channels": (np.concatenate([x, x], 1), y, r"1 or 3 channels.*\(80, 2, 8, 8\)"),
+        "no pixels": (x[..., :0], y, r"\(80, 1, 8, 0\)"),
+        "another size": (x[:, :, :6], y, "6 x 8 .*8 x 8"),
+        "colours": (np.repeat(x, 3, 1), y, r"3 channel.*1 channel"),
+        "NaN label": (x, [float("nan"), *labels[1:]], "label is NaN"),
+        "NaN labels in numpy": (x, np.where(y == 5, np.nan, y), "label is NaN"),
+        "NaN in a tuple": (x, [(float("nan"),), *labels[1:]], "NaN"),
+        "unhashable label": (x, [[5], *labels[1:]], r"hashable.*\[5\]"),
+        "unhashable inside": (x, [([5],), *labels[1:]], r"hashable.*\[5\]"),
+        "a class already learned": (x, [1, *labels[1:]], "already learned: 1;"),
+        "all classes already learned": (*images_of(0, 1), "already learned: 0, 1;"),
+    }
+
+
+@pytest.fixture(scope="module")
+def two_steps() -> Learner:
+    """What a learner that never met bad input has learned."""
+    return new().learn(*images_of(0, 1)).learn(*images_of(2, 3))
+
+
+@pytest.mark.parametrize("name", bad_inputs())
+def test_bad_input_is_refused_and_nothing_is_lost(name: str, two_steps: Learner) -> None:
+    x, y, message = bad_inputs()[name]
+    learner = new()
+    needs_first_step = ("another size", "colours", "a class already learned", "all classes already learned")
+    if name not in needs_first_step:
+        with pytest.raises(UsageError, match=message):
+            learner.learn(x, y)
+        assert learner.classes_ == [] and not learner.unfinished_
+    learner.learn(*images_of(0, 1))
+    p = learner.predict_proba(TEST)
+    with pytest.raises(UsageError, match=message):
+        learner.learn(x, y)
+    assert learner.classes_ == [0, 1] and learner.sizes_ == (2,) and not learner.unfinished_
+    np.testing.assert_array_equal(learner.predict_proba(TEST), p)
+    assert_identical(learner.learn(*images_of(2, 3)), two_steps)
+
+
+def test_usage_errors_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="no images"):
+        new().learn(TEST[:0], [])
+
+
+def test_the_first_step_needs_two_classes() -> None:
+    learner = new()
+    with pytest.raises(UsageError, match="first step needs at least two classes"):
+        learner.learn(*images_of(0))
+    assert learner.classes_ == []
+    assert_identical(learner.learn(*images_of(0, 1)), new().learn(*images_of(0, 1)))
+
+
+def test_predicting_before_learning() -> None:
+    learner = new()
+    for ask in (learner.predict, learner.predict_proba, learner.logits):
+        with pytest.raises(UsageError, match="nothing has been learned yet: call learn"):
+            ask(TEST)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (TEST[:, :, :7], "7 x 8 .*8 x 8"),
+        (np.repeat(TEST, 3, 1), "3 channel.*1 channel"),
+        (TEST / 255, "uint8.*float64"),
+        (TEST.reshape(-1, 64), "height"),
+        (TEST[:0], "no images"),
+        ("images.png", "uint8"),
+    ],
+)
+def test_predicting_bad_images(images: Any, message: str, two_steps: Learner) -> None:
+    p = two_steps.predict_proba(TEST)
+    for ask in (two_steps.predict, two_steps.predict_proba):
+        with pytest.raises(UsageError, match=message):
+            ask(images)
+    np.testing.assert_array_equal(two_steps.predict_proba(TEST), p)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(({"memory": m}, "memory must be a number") for m in ("many", "", "total:", "total:x", "-3", -3, 2.5, "2.5")),
+        ({"select": "best"}, "select must be 'herding' or 'random', not 'best'"),
+        ({"device": "tpu"}, "device must be auto, cpu or cuda, not 'tpu'"),
+        ({"device": "cuda:x"}, "device must be auto, cpu or cuda, not 'cuda:x'"),
+        ({"engine": "steam"}, "engine must be auto, .*eager, not 'steam'"),
+        ({"engine": "captured", "device": "cpu"}, "engine captured needs a GPU: use auto or eager"),
+        ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, not 'fp16'"),
+        ({"method": "il-baseline"}, "method must be a Method such as ILBaseline"),
+        ({"method": ILBaseline}, "method must be a Method such as ILBaseline"),
+        ({"method": Balanced()}, "method must be a Method such as ILBaseline"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Learner(**settings)
+
+
+def test_memory_may_be_said_in_several_ways() -> None:
+    for memory in (7, "7", " 7 ", Budget(7)):
+        assert Learner(memory=memory).budget_ == Budget(7)
+        assert Learner(memory=memory).memory is memory
+    assert Learner(memory="total:70").budget_ == Budget(total=70) == Learner(memory=Budget(total=70)).budget_
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:3"])
+def test_a_gpu_that_is_not_there(device: str) -> None:
+    with pytest.raises(RunError, match=f"{device} is not there.*--device cpu"):
+        Learner(device=device)
+    assert Learner(device="auto").device_.type == "cpu"
+
+
+def test_training_that_diverges_is_said_and_undone() -> None:
+    learner, same = (new().learn(*images_of(0, 1)) for _ in range(2))
+    learner.recipe = Recipe(epochs=3, lr=1e20, batch=32)
+    with pytest.raises(RunError, match=r"training diverged.*step 1, epoch .*--lr"):
+        learner.learn(*images_of(2, 3))
+    learner.recipe = RECIPE
+    assert_identical(learner.learn(*images_of(2, 3)), same.learn(*images_of(2, 3)))
+
+
+def test_meta_needs_an_image_of_every_class_to_train_on() -> None:
+    learner, same = (Learner(ILBaseline(loss=Meta()), 3, recipe=RECIPE).learn(*images_of(0, 1)) for _ in range(2))
+    with pytest.raises(UsageError, match=r"holds 1 image.* but 4 has only 1"):
+        x, y = map(np.concatenate, zip(images_of(3), images_of(4, each=1)))
+        learner.learn(x, y)
+    assert_identical(learner, same)
+
+
+SEEN: list[Step] = []
+
+
+@dataclass(frozen=True)
+class Spy(ILBaseline):
+    """Sees what a method sees."""
+
+    def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
+        SEEN.append(s)
+        return super().epoch(s, gen)
+
+
+@pytest.mark.parametrize("count", ["train", "all"])
+@pytest.mark.parametrize(("memory", "share"), [(4, 4), ("total:18", 6)])
+def test_meta_holds_out_the_same_number_of_every_class(memory: int | str, share: int, count: Any) -> None:
+    """B_t is held out of D_t for this step only; n counts D_t, or all; the exemplars are chosen from all of X_t."""
+    SEEN.clear()
+    loss = Meta(every=2, hold=0.5, count=count)
+    learner = Learner(Spy(loss=loss), memory, recipe=RECIPE).learn(*images_of(0, 1, 2))
+    assert {s.held for s in SEEN} == {None}
+    exemplars = learner.exemplars_
+    assert exemplars is not None
+    learner.learn(*images_of(3, 4))
+    s = SEEN[-1]
+    assert s.t == 1 and s.n_old == 3 and s.held is not None
+    h = share // 2
+    assert s.held.y.bincount().tolist() == [h] * 5
+    assert s.data.y.bincount().tolist() == [share - h] * 3 + [40 - h] * 2
+    assert s.n.tolist() == ([share - h] * 3 + [40 - h] * 2 if count == "train" else [share] * 3 + [40] * 2)
+    assert s.lam.tolist() == pytest.approx((s.n * torch.tensor([learner.alphas_[-1]] * 3 + [1, 1])).tolist())
+    there = sorted(x.numpy().tobytes() for x in torch.cat([s.data.x, s.held.x]))
+    assert there == sorted(x.tobytes() for x in [*images_of(3, 4)[0], *exemplars.x.numpy()])
+    all_kept = Learner(Spy(loss=loss), 40, recipe=RECIPE).learn(*images_of(0, 1, 2)).learn(*images_of(3, 4))
+    assert all_kept.exemplars_ is not None and all_kept.exemplars_.y.bincount().tolist() == [40] * 5
+
+
+@pytest.mark.parametrize(
+    "labels", [(frozenset({1}), frozenset({1, 2})), (b"a", b"b"), (Fraction(1, 2), 3), ((1, b"x"), 2)]
+)
+def test_labels_that_cannot_be_saved(labels: tuple[Any, Any], tmp_path: Path) -> None:
+    x, y = images_of(0, 1)
+    learner = new().learn(x, [labels[k] for k in y])
+    assert set(learner.predict(x)) <= set(labels)
+    with pytest.raises(EquipoiseError, match="cannot be saved: use strings, numbers or tuples"):
+        learner.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_infinite_label_is_saved_or_refused_in_words(tmp_path: Path) -> None:
+    x, y = images_of(0, 1)
+    learner = new().learn(x, [float("inf") if k else 0.5 for k in y])
+    try:
+        learner.save(tmp_path / "model")
+    except EquipoiseError:
+        assert not (tmp_path / "model").exists()
+    else:
+        assert Learner.load(tmp_path / "model").classes_ == [0.5, float("inf")]
+
+
+def test_a_learner_that_learned_nothing_can_be_saved(tmp_path: Path) -> None:
+    new(seed=7).save(tmp_path)
+    assert_identical(Learner.load(tmp_path).learn(*images_of(0, 1)), new(seed=7).learn(*images_of(0, 1)))
+    with pytest.raises(DataError, match="holds no saved learner"):
+        Learner.load(tmp_path / "elsewhere")

@@ -1,0 +1,302 @@
+"""The memory: herding against a plain greedy loop, budgets, and what holds after any sequence of steps."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise import UsageError
+from equipoise.data import Images
+from equipoise.memory import Budget, at_random, herding, keep, ranks, update
+
+properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+Features = npt.NDArray[np.float64]
+
+
+# Herding ------------------------------------------------------------------------------------------------------
+
+
+def greedy(h: Features, y: list[int], m: int) -> list[int]:
+    """argmin_x ‖μ − (x + Σ chosen) / k‖ over normalised features, class by class, one candidate after the other."""
+    unit = [[v / math.sqrt(sum(u * u for u in row)) for v in row] for row in h.tolist()]
+    d = len(unit[0])
+    picks: list[int] = []
+    for c in sorted(set(y)):
+        left = [i for i, label in enumerate(y) if label == c]
+        mu = [sum(unit[i][a] for i in left) / len(left) for a in range(d)]
+        total = [0.0] * d
+        for k in range(1, min(m, len(left)) + 1):
+            best, nearest = -1, math.inf
+            for i in left:
+                far = math.sqrt(sum((mu[a] - (total[a] + unit[i][a]) / k) ** 2 for a in range(d)))
+                if far < nearest * (1 - 1e-12):  # what is equal up to rounding goes to the first
+                    best, nearest = i, far
+            picks.append(best)
+            left.remove(best)
+            total = [total[a] + unit[best][a] for a in range(d)]
+    return picks
+
+
+def features(sizes: list[int], seed: int, width: int = 6) -> tuple[Tensor, Tensor]:
+    """Features of very unequal length around a mean, in mixed order: without normalisation others are chosen."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    h = (rng.normal(size=(len(y), width)) + rng.normal(size=(len(sizes), width))[y]) * rng.uniform(0.1, 10, (len(y), 1))
+    return torch.from_numpy(h), torch.from_numpy(y)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("sizes", "m"), [([12, 12, 12], 5), ([20, 3, 11, 1], 6), ([4, 9], 9), ([7], 3), ([5, 5], 100), ([6, 8], 1)]
+)
+def test_herding_is_the_greedy_loop(sizes: list[int], m: int, seed: int) -> None:
+    h, y = features(sizes, seed)
+    expected = greedy(h.numpy(), y.tolist(), m)
+    assert herding(h, y, m).tolist() == expected
+    assert len(expected) == sum(min(m, size) for size in sizes)
+
+
+def test_herding_of_fp32_features() -> None:
+    h, y = features([15, 10], 0)
+    assert herding(h.float(), y, 6).tolist() == greedy(h.float().double().numpy(), y.tolist(), 6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_herding_tells_nearly_equal_images_apart(seed: int) -> None:
+    """All features point almost the same way: only float64 sees which mean is nearest."""
+    rng = np.random.default_rng(seed)
+    h = torch.from_numpy(1 + 1e-5 * rng.normal(size=(100, 6))).float()
+    y = torch.arange(100) % 2
+    assert herding(h, y, 15).tolist() == greedy(h.double().numpy(), y.tolist(), 15)
+
+
+def test_herding_does_not_feel_the_length_of_a_feature() -> None:
+    h, y = features([15, 10], 1)
+    longer = h * torch.linspace(0.01, 100, len(h))[:, None].double()
+    assert herding(longer, y, 8).tolist() == herding(h, y, 8).tolist()
+
+
+def test_herding_with_labels_that_do_not_start_at_zero() -> None:
+    h, y = features([5, 6, 7], 2)
+    assert herding(h, y * 10 + 50, 4).tolist() == herding(h, y, 4).tolist()
+
+
+def test_herding_begins_with_the_image_nearest_to_the_mean() -> None:
+    h = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, -0.2]])
+    assert herding(h, torch.zeros(4, dtype=torch.long), 1).tolist() == [2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_herding_takes_duplicates_as_different_images(seed: int) -> None:
+    h, y = features([6, 4], seed)
+    h, y = torch.cat([h, h[:5], h[:5]]), torch.cat([y, y[:5], y[:5]])
+    for m in (3, 7, 30):
+        picks = herding(h, y, m).tolist()
+        assert picks == greedy(h.numpy(), y.tolist(), m)
+        assert len(set(picks)) == len(picks) == sum(min(m, int((y == c).sum())) for c in (0, 1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fewer_exemplars_are_a_prefix_of_more(seed: int) -> None:
+    h, y = features([9, 5, 14], seed)
+    whole = herding(h, y, 14)
+    for m in range(1, 14):
+        picks = herding(h, y, m)
+        for c in range(3):
+            of_class = whole[y[whole] == c]
+            assert picks[y[picks] == c].tolist() == of_class[:m].tolist()
+
+
+def test_herding_nothing() -> None:
+    h, y = features([3, 3], 0)
+    assert herding(h, y, 0).tolist() == []
+
+
+# At random ----------------------------------------------------------------------------------------------------
+
+
+def test_at_random_is_without_repetition_and_class_by_class() -> None:
+    y = torch.tensor([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 2, 2, 0])
+    for m, counts in ((1, [1, 1, 1]), (3, [3, 3, 3]), (4, [4, 3, 4]), (5, [5, 3, 5]), (9, [5, 3, 5]), (0, [0, 0, 0])):
+        which = at_random(y, m, torch.Generator().manual_seed(1)).tolist()
+        assert len(set(which)) == len(which)
+        assert y[which].tolist() == [c for c in range(3) for _ in range(counts[c])]
+
+
+def test_at_random_depends_on_its_generator_alone() -> None:
+    y = torch.arange(4).repeat(25)
+    first = at_random(y, 10, torch.Generator().manual_seed(1)).tolist()
+    torch.manual_seed(999)
+    state = torch.get_rng_state()
+    assert at_random(y, 10, torch.Generator().manual_seed(1)).tolist() == first
+    assert torch.equal(torch.get_rng_state(), state)
+    assert at_random(y, 10, torch.Generator().manual_seed(2)).tolist() != first
+
+
+def test_at_random_takes_every_image_as_often() -> None:
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 0, 0])
+    gen, counts, draws = torch.Generator().manual_seed(0), [0] * 8, 3000
+    for _ in range(draws):
+        for i in at_random(y, 2, gen).tolist():
+            counts[i] += 1
+    for i in range(8):
+        p = 2 / int((y == y[i]).sum())
+        assert abs(counts[i] - draws * p) < 5 * math.sqrt(draws * p * (1 - p))
+
+
+# Budgets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "budget", "shown"),
+    [
+        ("20", Budget(per_class=20), "20"),
+        (20, Budget(per_class=20), "20"),
+        (" 20 ", Budget(per_class=20), "20"),
+        ("0", Budget(), "0"),
+        (0, Budget(), "0"),
+        ("007", Budget(per_class=7), "7"),
+        ("total:2000", Budget(total=2000), "total:2000"),
+        ("total:0", Budget(total=0), "total:0"),
+    ],
+)
+def test_budgets_are_read_and_shown(text: str | int, budget: Budget, shown: str) -> None:
+    assert Budget.parse(text) == budget
+    assert str(budget) == shown
+    assert Budget.parse(str(budget)) == budget
+
+
+BAD = ["-1", "abc", "total:", "2.5", "", " ", "total", "total:-5", "total:2.5", "total:abc", "Total:5", "total:total:5"]
+
+
+@pytest.mark.parametrize("text", [*BAD, "20 30", "+5", "1e3", "²", "20%", "total:20:", -1, 2.5, True, None])
+def test_bad_budgets_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="memory"):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("budget", "classes", "share"),
+    [
+        ("20", 1, 20),
+        ("20", 100, 20),
+        ("0", 50, 0),
+        ("total:2000", 100, 20),
+        ("total:2000", 50, 40),
+        ("total:2000", 60, 33),
+        ("total:2000", 2001, 0),
+        ("total:7", 0, 7),
+        ("20", 0, 20),
+    ],
+)
+def test_a_total_budget_is_shared_equally_and_rounded_down(budget: str, classes: int, share: int) -> None:
+    assert Budget.parse(budget).share(classes) == share
+
+
+@properties
+@given(total=st.integers(0, 5000), classes=st.integers(1, 1000))
+def test_shares_fit_into_the_budget_and_one_more_would_not(total: int, classes: int) -> None:
+    share = Budget(total=total).share(classes)
+    assert share * classes <= total < (share + 1) * classes
+
+
+# Any sequence of steps ----------------------------------------------------------------------------------------
+
+
+def numbered(y: list[int], first: int) -> Images:
+    """Images that carry their own number in their pixels."""
+    x = torch.tensor([[(first + i) // 256, (first + i) % 256] for i in range(len(y))], dtype=torch.uint8)
+    return Images(x.view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.long))
+
+
+def numbers(images: Images) -> list[int]:
+    return [int(a) * 256 + int(b) for a, b in images.x.view(-1, 2)]
+
+
+def by_class(images: Images) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for number, label in zip(numbers(images), images.y.tolist()):
+        found.setdefault(label, []).append(number)
+    return found
+
+
+class History(NamedTuple):
+    """The images of each class of each step, how they are chosen, and how many may be kept."""
+
+    steps: list[list[int]]
+    budget: Budget
+    select: str
+    seed: int
+
+
+histories = st.builds(
+    History,
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=5),
+    st.builds(Budget, per_class=st.integers(0, 6)) | st.builds(Budget, total=st.integers(0, 60)),
+    st.sampled_from(["herding", "random"]),
+    st.integers(0, 1000),
+)
+
+
+@properties
+@given(histories)
+def test_after_any_steps_the_memory_is_what_it_should_be(history: History) -> None:
+    rng = random.Random(history.seed)
+    memory: Images | None = None
+    chosen: dict[int, list[int]] = {}  # at the step of the class
+    earlier: dict[int, list[int]] = {}  # in the memory before the step
+    size_of: dict[int, int] = {}
+    first = 0
+    for t, sizes in enumerate(history.steps):
+        n_old = len(size_of)
+        y = [n_old + k for k, size in enumerate(sizes) for _ in range(size)]
+        rng.shuffle(y)
+        data = numbered(y, first)
+        first += len(y)
+        size_of |= {n_old + k: size for k, size in enumerate(sizes)}
+        m = history.budget.share(len(size_of))
+        if history.select == "random":
+            which = at_random(data.y, m, torch.Generator().manual_seed(history.seed + t))
+        else:
+            h = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(history.seed + t))
+            which = herding(h, data.y, m)
+        new = by_class(data[which])
+        chosen |= new
+        memory = update(memory, data[which], m)
+
+        labels = memory.y.tolist()
+        assert labels == sorted(labels), "classes lie together, old ones first"
+        found = by_class(memory)
+        assert sum(len(v) for v in found.values()) == len(memory)
+        if history.budget.total is None:
+            assert all(len(v) <= history.budget.per_class for v in found.values())
+        else:
+            assert len(memory) <= history.budget.total
+        for c, size in size_of.items():
+            here = found.get(c, [])
+            assert len(here) == min(m, size), "as many as fit, of every class seen"
+            assert here == chosen.get(c, [])[: len(here)], "the best of those chosen at first"
+            if c in earlier:
+                assert here == earlier[c][: len(here)], "giving up keeps a prefix"
+        earlier = found
+
+
+@properties
+@given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 8))
+def test_ranks_and_keep(sizes: list[int], m: int) -> None:
+    y = [c for c, size in enumerate(sizes) for _ in range(size)]
+    memory = numbered(y, 0)
+    expected = [y[:i].count(c) for i, c in enumerate(y)]
+    assert ranks(memory.y).tolist() == expected
+    kept = keep(memory, m)
+    assert numbers(kept) == [i for i, rank in enumerate(expected) if rank < m]
+    assert kept.y.tolist() == [c for c, rank in zip(y, expected) if rank < m]

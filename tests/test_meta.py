@@ -1,0 +1,393 @@
+"""Meta (Algorithm 1): the gradient by α against a double backward and finite differences, and the order of things."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, jvp
+from torch.nn import functional as F
+
+from equipoise import Balanced, Crop, ILBaseline, Meta, Recipe, Step, meta, train
+from equipoise.data import Images
+from equipoise.nets import LinearHead, Net, Out, SmallNet
+from equipoise.randomness import generator
+
+Weights = dict[str, Tensor]
+OLD, CLASSES, T = 3, 5, 2.0
+RHO = OLD / CLASSES
+RECIPE = Recipe(momentum=0.9, weight_decay=2e-3, batch=8)
+PLAIN = Crop(pad=0, flip=False)
+
+
+# A small step, in float64 -------------------------------------------------------------------------------------
+
+
+def images(count: int, classes: list[int], seed: int) -> Images:
+    """Noise with a bright corner that tells the class."""
+    gen = torch.Generator().manual_seed(seed)
+    y = torch.tensor([classes[i % len(classes)] for i in range(count)])
+    x = torch.randint(0, 120, (count, 1, 8, 8), generator=gen, dtype=torch.uint8)
+    for i, k in enumerate(y.tolist()):
+        x[i, 0, k : k + 3, 2:5] += 100
+    return Images(x, y)
+
+
+def make_step(loss: Meta | Balanced, dtype: torch.dtype = torch.float64, batches: int = 5, held: int = 10) -> Step:
+    """Three old classes with few images, two new ones with many; the net grew from its teacher and moved a little."""
+    net = Net(SmallNet(1), LinearHead(64), torch.tensor([90.0]), torch.tensor([60.0]))
+    net.backbone.initialise(generator(0, "backbone"))
+    net.head.widen(OLD, generator(0, "old"))
+    teacher = copy.deepcopy(net).to(dtype).eval().requires_grad_(False)
+    net.head.widen(CLASSES - OLD, generator(0, "new"))
+    gen = torch.Generator().manual_seed(5)
+    net.to(dtype)
+    with torch.no_grad():
+        for w in net.parameters():
+            w += 0.1 * torch.randn(w.shape, generator=gen, dtype=torch.float64)
+    data = images(8 * batches + 4, [0, 3, 4, 1, 4, 3, 3, 2, 4, 3], seed=1)
+    n = torch.bincount(data.y).to(dtype)
+    net.train()
+    state = {"alpha": torch.ones((), dtype=dtype)} if isinstance(loss, Meta) else {}
+    held_out = images(held, list(range(CLASSES)), seed=2)
+    return Step(1, OLD, (OLD, CLASSES - OLD), n, n.clone(), data, held_out, net, teacher, state)
+
+
+@dataclass
+class Problem:
+    """One update of α: a training batch, a balanced batch, momentum in full swing."""
+
+    s: Step
+    method: ILBaseline
+    x: Tensor
+    y: Tensor
+    ref: Out
+    x_bar: Tensor
+    y_bar: Tensor
+    weights: Weights
+    momentum: Weights
+    lr: Tensor
+
+
+@pytest.fixture
+def problem() -> Problem:
+    method = ILBaseline(loss=Meta(), T=T)
+    s = make_step(method.loss)  # type: ignore[arg-type]
+    s.state["alpha"].fill_(0.7)
+    s.lam.copy_(method.loss.lam(s.n, s.past, s.state["alpha"]))
+    x, y = s.data.x[:8], s.data.y[:8]
+    assert s.held is not None and s.teacher is not None
+    gen = torch.Generator().manual_seed(9)
+    weights = {k: w.detach() for k, w in s.net.named_parameters()}
+    momentum = {k: 0.05 * torch.randn(w.shape, generator=gen, dtype=w.dtype) for k, w in weights.items()}
+    return Problem(s, method, x, y, s.teacher(x), s.held.x, s.held.y, weights, momentum, torch.tensor(0.1).double())
+
+
+# The oracle: the same step written out, and differentiated through ---------------------------------------------
+
+
+def forward(net: Net, w: Weights, x: Tensor) -> Tensor:
+    buffers = {k: b.clone() for k, b in net.named_buffers()}
+    return functional_call(net, (w, buffers), (x,)).z
+
+
+def train_loss(z: Tensor, z_old: Tensor, y: Tensor, n: Tensor, alpha: Tensor) -> Tensor:
+    """Eqs. 1, 2 and 5 with sums and exponentials."""
+    rows = range(len(y))
+    weight = torch.cat([alpha * n[:OLD], n[OLD:]])
+    Lc = sum(-(weight[y[i]] * z[i, y[i]].exp() / (weight * z[i].exp()).sum()).log() for i in rows) / len(y)
+    p_hat = (z_old / T).exp() / (z_old / T).exp().sum(1, keepdim=True)
+    old = (z[:, :OLD] / T).exp()
+    Ld = -(T**2) * (p_hat * (old / old.sum(1, keepdim=True)).log()).sum() / len(y)
+    return RHO * Ld + (1 - RHO) * Lc
+
+
+def star(net: Net, p: Problem, alpha: Tensor, momentum: float = 0.9, decay: float = 2e-3) -> Weights:
+    """θ*, as a function of α that can be differentiated."""
+    g = grad(lambda w: train_loss(forward(net, w, p.x), p.ref.z, p.y, p.s.n, alpha))(p.weights)
+    return {k: w - p.lr * (momentum * p.momentum[k] + g[k] + decay * w) for k, w in p.weights.items()}
+
+
+def validation_loss(p: Problem, alpha: Tensor, **sgd: float) -> Tensor:
+    z = forward(p.s.net, star(p.s.net, p, alpha, **sgd), p.x_bar)
+    return -(z - z.logsumexp(1, keepdim=True))[torch.arange(len(z)), p.y_bar].mean()
+
+
+def slope_by_jvp(p: Problem) -> Tensor:
+    """What the module computes, from its parts."""
+    loss = p.method.objective(p.s, p.y, p.s.net(p.x), p.ref)
+    grads = train.gradient(loss, dict(p.s.net.named_parameters()))
+    ahead = meta.lookahead(p.weights, grads, p.momentum, p.lr, RECIPE)
+    v = meta.validation_gradient(p.s.net, ahead, p.x_bar, p.y_bar)
+    return meta.hyper_gradient(p.method, p.s, p.x, p.y, p.ref, p.weights, v, p.lr)
+
+
+# The gradient by α --------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_by_alpha_is_that_of_a_double_backward(problem: Problem) -> None:
+    slope = slope_by_jvp(problem)
+    expected = grad(lambda a: validation_loss(problem, a))(problem.s.state["alpha"])
+    assert abs(expected) > 1e-5
+    assert slope.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_the_gradient_by_alpha_is_that_of_finite_differences(problem: Problem) -> None:
+    alpha, h = problem.s.state["alpha"], 1e-4
+    ahead, behind = (validation_loss(problem, alpha + d).item() for d in (h, -h))
+    assert slope_by_jvp(problem).item() == pytest.approx((ahead - behind) / (2 * h), rel=1e-5)
+
+
+@pytest.mark.parametrize("sgd", [{"momentum": 0.0}, {"decay": 0.0}])
+def test_momentum_and_weight_decay_move_the_point_looked_at(problem: Problem, sgd: dict[str, float]) -> None:
+    """Leaving either out of θ* is another gradient, which the tests above would tell from the right one."""
+    other = grad(lambda a: validation_loss(problem, a, **sgd))(problem.s.state["alpha"])
+    assert slope_by_jvp(problem).item() != pytest.approx(other.item(), rel=1e-6)
+
+
+def test_the_distillation_weight_is_part_of_the_gradient(problem: Problem) -> None:
+    """The closed form −η mean⟨∂q/∂α, J z v⟩ is that of the plain balanced loss: eq. 1 brings a factor 1 − ρ."""
+    p, s = problem, problem.s
+    alpha = s.state["alpha"]
+    v = grad(lambda w: F.cross_entropy(forward(s.net, w, p.x_bar), p.y_bar))(star(s.net, p, alpha))
+    z, Jz_v = jvp(lambda w: forward(s.net, w, p.x), (p.weights,), (v,))
+    weight = torch.cat([alpha * s.n[:OLD], s.n[OLD:]])
+    q = weight * z.exp() / (weight * z.exp()).sum(1, keepdim=True)
+    old = (torch.arange(CLASSES) < OLD).double()
+    dq = q * (old - (q * old).sum(1, keepdim=True)) / alpha
+    closed = (-p.lr * (dq * Jz_v).sum(1).mean()).item()
+    slope = slope_by_jvp(p).item()
+    assert slope == pytest.approx((1 - RHO) * closed, rel=1e-9)
+    assert slope != pytest.approx(closed, rel=0.1)
+
+
+def test_lookahead_is_where_sgd_goes(problem: Problem) -> None:
+    p = problem
+    gen = torch.Generator().manual_seed(3)
+    grads = {k: torch.randn(w.shape, generator=gen, dtype=w.dtype) for k, w in p.weights.items()}
+    ahead = meta.lookahead(p.weights, grads, p.momentum, p.lr, RECIPE)
+    moved, momentum = ({k: v.clone() for k, v in d.items()} for d in (p.weights, p.momentum))
+    train.sgd_(moved, grads, momentum, p.lr, RECIPE)
+    for k in p.weights:
+        torch.testing.assert_close(ahead[k], moved[k], rtol=1e-13, atol=1e-15)
+
+
+def test_validation_is_the_plain_cross_entropy_in_train_mode(problem: Problem) -> None:
+    p = problem
+    v = meta.validation_gradient(p.s.net, p.weights, p.x_bar, p.y_bar)
+    twin = copy.deepcopy(p.s.net).train()
+    twin.zero_grad()
+    F.cross_entropy(twin(p.x_bar).z, p.y_bar).backward()
+    for k, w in twin.named_parameters():
+        torch.testing.assert_close(v[k], w.grad, rtol=1e-10, atol=1e-14)
+
+
+# One update ---------------------------------------------------------------------------------------------------
+
+
+def update(p: Problem, alpha_lr: float) -> None:
+    loss = p.method.objective(p.s, p.y, p.s.net(p.x), p.ref)
+    grads = train.gradient(loss, dict(p.s.net.named_parameters()))
+    batch, balanced = (p.x, p.y, p.ref), (p.x_bar, p.y_bar)
+    meta.update_alpha(p.method, p.s, batch, balanced, grads, p.momentum, p.lr, RECIPE, alpha_lr)
+
+
+def test_an_update_follows_the_gradient_and_lambda_follows_alpha(problem: Problem) -> None:
+    p = problem
+    before = p.s.state["alpha"].clone()
+    expected = before - 3.0 * grad(lambda a: validation_loss(p, a))(before)
+    alpha, lam = p.s.state["alpha"], p.s.lam
+    update(p, 3.0)
+    assert p.s.state["alpha"] is alpha and p.s.lam is lam, "in place: a recorded graph reads these very tensors"
+    assert alpha.item() == pytest.approx(expected.item(), rel=1e-12) and alpha != before
+    n = p.s.n.tolist()
+    assert lam.tolist() == pytest.approx([alpha.item() * k for k in n[:OLD]] + n[OLD:], rel=1e-14)
+
+
+def test_an_update_leaves_the_net_and_the_momentum_as_they_are(problem: Problem) -> None:
+    p = problem
+    loss = p.method.objective(p.s, p.y, p.s.net(p.x), p.ref)
+    grads = train.gradient(loss, dict(p.s.net.named_parameters()))
+    before = {k: v.clone() for k, v in p.s.net.state_dict().items()}
+    assert "backbone.stages.0.1.running_mean" in before and "backbone.stages.0.1.num_batches_tracked" in before
+    momentum, kept = ({k: v.clone() for k, v in d.items()} for d in (p.momentum, grads))
+    meta.update_alpha(p.method, p.s, (p.x, p.y, p.ref), (p.x_bar, p.y_bar), grads, p.momentum, p.lr, RECIPE, 1.0)
+    for k, v in p.s.net.state_dict().items():
+        assert torch.equal(v, before[k]), k
+    for k in grads:
+        assert torch.equal(p.momentum[k], momentum[k]) and torch.equal(grads[k], kept[k]), k
+    assert p.s.net.training and all(w.grad is None for w in p.s.net.parameters())
+
+
+@pytest.mark.parametrize(("slope", "alpha"), [(0.4, 0.5), (-0.4, 0.9), (1.4, 1e-3), (1e6, 1e-3), (0.0, 0.7)])
+def test_alpha_stays_positive(problem: Problem, monkeypatch: pytest.MonkeyPatch, slope: float, alpha: float) -> None:
+    monkeypatch.setattr(meta, "hyper_gradient", lambda *_: torch.tensor(slope).double())
+    update(problem, 0.5)
+    assert problem.s.state["alpha"].item() == pytest.approx(alpha, rel=1e-6)
+    assert problem.s.lam[0].item() == pytest.approx(alpha * problem.s.n[0].item(), rel=1e-6)
+    assert problem.s.lam[-1].item() == problem.s.n[-1].item()
+
+
+# In the training loop -----------------------------------------------------------------------------------------
+
+
+def start(s: Step) -> train.Position:
+    return train.Position({k: torch.zeros_like(w) for k, w in s.net.named_parameters()})
+
+
+def fit(
+    method: ILBaseline, s: Step, recipe: Recipe, at: train.Position | None = None, **more: Any
+) -> list[train.Epoch]:
+    epochs: list[train.Epoch] = []
+    more = {"crop": PLAIN, "seed": 4, "bf16": False, "on_epoch": epochs.append, **more}
+    train.fit(method, s, recipe, at=at or start(s), **more)
+    return epochs
+
+
+def by_hand(s: Step, recipe: Recipe, alpha_lr: float, every: int, seed: int) -> tuple[Net, Tensor, Weights]:
+    """Algorithm 1 as printed, one line after the other, with torch's optimiser and a double backward."""
+    net, alpha = copy.deepcopy(s.net).train(), torch.ones((), dtype=torch.float64)
+    sgd = torch.optim.SGD(net.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
+    assert s.held is not None and s.teacher is not None
+    orders = {}
+    for purpose, data in (("train", s.data), ("held", s.held)):
+        gens = (generator(seed, s.t, purpose, "order", k) for k in range(50))
+        orders[purpose] = torch.cat([torch.randperm(len(data), generator=gen) for gen in gens])
+    batch, batch_bar = recipe.batch, min(recipe.batch, len(s.held))
+    done = 0
+    for epoch in range(recipe.epochs):
+        for group in sgd.param_groups:
+            group["lr"] = recipe.lr_at(epoch)
+        until = math.floor((epoch + 1) * len(s.data) / batch + 0.5)
+        for i in range(done, until):
+            which = orders["train"][i * batch : (i + 1) * batch]
+            x, y = s.data.x[which], s.data.y[which]
+            z_old = s.teacher(x).z
+            if i % every == 0:
+                j = i // every
+                which = orders["held"][j * batch_bar : (j + 1) * batch_bar]
+                weights = {k: w.detach() for k, w in net.named_parameters()}
+                momentum = {
+                    k: sgd.state[w].get("momentum_buffer", torch.zeros_like(w)).clone()
+                    for k, w in net.named_parameters()
+                }
+                none: Any = None
+                p = Problem(
+                    replace(s, net=net), none, x, y, Out(z_old, z_old, [], {}), s.held.x[which], s.held.y[which],
+                    weights, momentum, torch.tensor(recipe.lr_at(epoch), dtype=torch.float64),
+                )  # fmt: skip
+                sgd_terms = {"momentum": recipe.momentum, "decay": recipe.weight_decay}
+                slope = grad(lambda a, p=p, m=sgd_terms: validation_loss(p, a, **m))(alpha)
+                alpha = (alpha - alpha_lr * slope).clamp_min(1e-3)
+            sgd.zero_grad()
+            train_loss(net(x).z, z_old, y, s.n, alpha).backward()
+            sgd.step()
+        done = until
+    return net, alpha, {k: sgd.state[w]["momentum_buffer"] for k, w in net.named_parameters()}
+
+
+# Learning rates that fp32, in which the loop keeps them, holds exactly.
+EXACT = Recipe(epochs=3, lr=0.0625, milestones=(0.67,), decay=0.5, batch=8, momentum=0.9, weight_decay=2e-3)
+
+
+def test_training_is_algorithm_1_line_by_line() -> None:
+    """α is learned on the batch that follows, before the step on it, which uses the new α."""
+    method = ILBaseline(loss=Meta(alpha_lr=20.0, every=3), T=T)
+    s = make_step(method.loss)  # type: ignore[arg-type]
+    assert len(s.data) % EXACT.batch != 0
+    net, alpha, momentum = by_hand(s, EXACT, alpha_lr=20.0, every=3, seed=4)
+    at = start(s)
+    epochs = fit(method, s, EXACT, at)
+    assert abs(alpha - 1) > 0.05, "α must move, or nothing is tested"
+    assert s.state["alpha"].item() == pytest.approx(alpha.item(), rel=1e-9)
+    assert epochs[-1].alpha == s.state["alpha"].item()
+    for (k, w), expected in zip(s.net.state_dict().items(), net.state_dict().values()):
+        torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-10, msg=k)
+    for k in momentum:
+        torch.testing.assert_close(at.momentum[k], momentum[k], rtol=1e-8, atol=1e-10, msg=k)
+
+
+@pytest.mark.parametrize("every", [1, 4, 10])
+def test_alpha_is_updated_at_every_tenth_step_before_the_net(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    events: list[str] = []
+    update_alpha, sgd_ = meta.update_alpha, train.sgd_
+    monkeypatch.setattr(meta, "update_alpha", lambda *a: (events.append("alpha"), update_alpha(*a)))
+    monkeypatch.setattr(train, "sgd_", lambda *a: (events.append("net"), sgd_(*a)))
+    method = ILBaseline(loss=Meta() if every == 10 else Meta(every=every))
+    s = make_step(method.loss, batches=7, held=70)  # type: ignore[arg-type]
+    assert len(s.data) == 60
+    fit(method, s, replace(EXACT, epochs=4))
+    expected = []
+    for i in range(30):  # 4 epochs of 60 images in batches of 8
+        expected += ["alpha", "net"] if i % every == 0 else ["net"]
+    assert events == expected
+
+
+@pytest.mark.parametrize(("held", "every"), [(5, 1), (5, 2), (10, 1)])
+def test_a_small_hold_out_serves_many_updates_in_an_epoch(held: int, every: int) -> None:
+    """B_t is small (two images of every class) and an epoch long: B_t is gone through several times in one epoch."""
+    method = ILBaseline(loss=Meta(alpha_lr=1.0, every=every), T=T)
+    s = make_step(method.loss, batches=12, held=held)  # type: ignore[arg-type]
+    recipe = replace(EXACT, epochs=2)
+    net, alpha, _ = by_hand(s, recipe, alpha_lr=1.0, every=every, seed=4)
+    fit(method, s, recipe)
+    assert s.state["alpha"].item() == pytest.approx(alpha.item(), rel=1e-9)
+    for (k, w), expected in zip(s.net.state_dict().items(), net.state_dict().values()):
+        torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-10, msg=k)
+
+
+def test_alpha_that_does_not_learn_is_the_balanced_loss_bit_for_bit() -> None:
+    frozen, balanced = ILBaseline(loss=Meta(alpha_lr=0.0, every=2)), ILBaseline(loss=Balanced(1.0))
+    learned = ILBaseline(loss=Meta(alpha_lr=20.0, every=2))
+    steps = [make_step(m.loss, torch.float32) for m in (frozen, balanced, learned)]  # type: ignore[arg-type]
+    for method, s in zip((frozen, balanced, learned), steps):
+        fit(method, s, EXACT)
+    assert steps[0].state["alpha"].item() == 1.0
+    same, plain, other = (s.net.state_dict() for s in steps)
+    assert all(torch.equal(same[k], plain[k]) for k in plain)
+    assert not all(torch.equal(other[k], plain[k]) for k in plain), "or the comparison says nothing"
+
+
+def test_without_a_hold_out_nothing_is_learned_besides_the_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base step: there is no B_t, and Meta is the balanced loss."""
+    monkeypatch.setattr(meta, "update_alpha", lambda *_: pytest.fail("there is no α in the base step"))
+    s = replace(make_step(Balanced()), held=None)
+    epochs = fit(ILBaseline(loss=Meta()), s, EXACT)
+    assert [e.alpha for e in epochs] == [None] * 3
+
+
+def test_a_step_that_goes_on_learns_the_same_alpha() -> None:
+    """Stopped after an epoch and continued from copies: the same bits, α and batches of B_t included."""
+    method = ILBaseline(loss=Meta(alpha_lr=20.0, every=4))
+    whole = make_step(method.loss, torch.float32)  # type: ignore[arg-type]
+    at = start(whole)
+    kept: dict[int, tuple[Step, train.Position]] = {}
+
+    def keep(e: train.Epoch) -> None:
+        kept[e.epoch] = copy.deepcopy((whole, at))
+
+    fit(method, whole, EXACT, at, on_epoch=keep)
+    for epoch in (1, 2):
+        s, position = kept[epoch]
+        assert position.epoch == epoch and s.state["alpha"] != whole.state["alpha"]
+        fit(method, s, EXACT, position)
+        assert torch.equal(s.state["alpha"], whole.state["alpha"])
+        assert all(torch.equal(v, whole.net.state_dict()[k]) for k, v in s.net.state_dict().items())
+
+
+def test_alpha_is_learned_in_bf16_too() -> None:
+    """The net computes in bf16, α and its gradient are fp32: about the same α as without."""
+    found = []
+    for bf16 in (False, True):
+        method = ILBaseline(loss=Meta(alpha_lr=5.0, every=1))
+        s = make_step(method.loss, torch.float32, batches=1)  # type: ignore[arg-type]
+        fit(method, s, replace(EXACT, epochs=1), bf16=bf16)
+        assert s.state["alpha"].dtype == torch.float32
+        found.append(s.state["alpha"].item())
+    assert found[0] != found[1], "bf16 must have been used"
+    assert found[1] - 1 == pytest.approx(found[0] - 1, rel=0.1)

@@ -1,0 +1,265 @@
+"""`equipoise show`: what was recorded, in tables and pictures."""
+
+import json
+import re
+import shutil
+import statistics
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from equipoise.cli import command
+
+DIGITS = ("run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "4", "--steps", "2")
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
+    for name in ("FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Real runs: three seeds of Balanced, one of Standard and one of Meta."""
+    folder = tmp_path_factory.mktemp("recorded")
+    cases = {f"balanced-{seed}": ["--loss", "balanced", "--seed", str(seed)] for seed in (0, 1, 2)}
+    cases |= {"standard": ["--loss", "standard"], "meta": ["--loss", "meta"]}
+    for name, words in cases.items():
+        words = [*DIGITS, "--memory", "5", *words, "--store", str(folder / "store"), "--out", str(folder / name)]
+        assert command(words) == 0
+    return folder
+
+
+@pytest.fixture
+def runs(recorded, tmp_path):
+    for name in ("balanced-0", "balanced-1", "balanced-2", "standard", "meta"):
+        shutil.copytree(recorded / name, tmp_path / "runs" / name)
+    return Path("runs")
+
+
+def result(folder):
+    return json.loads((Path(folder) / "result.json").read_text())
+
+
+def changed(folder, to, **settings):
+    """A copy of a run with other settings."""
+    shutil.copytree(folder, to)
+    r = result(to)
+    r["run"].update(settings)
+    (to / "result.json").write_text(json.dumps(r))
+    return to
+
+
+def shown(capsys, *words):
+    capsys.readouterr()
+    code = command(["show", *map(str, words)])
+    said = capsys.readouterr()
+    assert (code, said.err) == (0, "")
+    return said.out
+
+
+def refused(capsys, code, *words):
+    capsys.readouterr()
+    assert command(["show", *map(str, words)]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1 and said.err.startswith("equipoise: ")
+    return said.err
+
+
+def table(text):
+    """The rows of a table as dicts, by the names of its columns."""
+    lines = text.splitlines()
+    rule = next(i for i, line in enumerate(lines) if re.fullmatch(r" *[─-]+ *", line))
+    names = re.split(r"\s{2,}", lines[rule - 1].strip())
+    rows = []
+    for line in lines[rule + 1 :]:
+        if not line.strip():
+            break
+        rows.append(dict(zip(names, re.split(r"\s{2,}", line.strip()), strict=True)))
+    return " ".join(" ".join(lines[: rule - 1]).split()), rows
+
+
+def over(folders, get):
+    values = [get(result(f)) for f in folders]
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+MEASURED = {
+    "average": lambda r: r["average_incremental_accuracy"],
+    "final": lambda r: r["final"]["top1"],
+    "base": lambda r: r["final"]["base"],
+    "new": lambda r: r["final"]["new"],
+    "forgetting": lambda r: r["forgetting"],
+}
+
+
+@pytest.mark.parametrize("name", ["standard", "meta"])
+def test_one_run_is_shown_step_by_step(capsys, runs, name):
+    r = result(runs / name)
+    out = shown(capsys, runs / name)
+    title, rows = table(out)
+    assert title.startswith(f"il-baseline, {name.capitalize()}, digits, memory 5, seed 0")
+    keys = {"all": "top1", "top 5": "top5", "base": "base", "new": "new", "latest": "latest"}
+    assert len(rows) == 3
+    for row, step, alpha in zip(rows, r["steps"], r["alpha"], strict=True):
+        numbers = {k: "–" if step[v] is None else f"{step[v]:.2f}" for k, v in keys.items()}
+        numbers |= {"step": str(step["step"]), "classes": str(step["classes"]), "seconds": f"{step['seconds']:.1f}"}
+        assert row == {**numbers, "α": "–" if alpha is None else f"{alpha:.3f}"}
+    assert [row["classes"] for row in rows] == ["4", "7", "10"]
+    assert rows[0]["new"] == "–" != rows[1]["new"]
+    assert (rows[1]["α"] == "–") == (name == "standard")
+    assert f"average incremental accuracy {r['average_incremental_accuracy']:.2f}%" in out
+    assert f"forgetting {r['forgetting']:.2f} points" in out
+
+
+def test_seeds_become_mean_and_deviation(capsys, runs):
+    folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
+    title, rows = table(shown(capsys, *folders))
+    assert rows == [{"loss": "Balanced", "seeds": "3", **{k: over(folders, get) for k, get in MEASURED.items()}}]
+    assert all(w in title for w in ("il-baseline", "digits", "classes 4 + 2 × 3", "memory 5", "epochs 1"))
+
+
+def test_a_folder_stands_for_the_runs_in_it(capsys, runs):
+    out = shown(capsys, runs)
+    assert out == shown(capsys, *sorted(runs.iterdir()))
+    _, rows = table(out)
+    assert [(row["loss"], row["seeds"]) for row in rows] == [("Balanced", "3"), ("Meta", "1"), ("Standard", "1")]
+    for row, name in zip(rows[1:], ("meta", "standard")):
+        assert {k: row[k] for k in MEASURED} == {k: f"{get(result(runs / name)):.2f}" for k, get in MEASURED.items()}
+    folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
+    assert rows[0]["average"] == over(folders, MEASURED["average"])
+
+
+def test_what_differs_has_a_column_and_what_does_not_is_in_the_title(capsys, runs):
+    other = changed(runs / "balanced-0", runs / "x", alpha=0.5, memory="total:99")
+    title, rows = table(shown(capsys, runs / "balanced-0", other))
+    assert [(row["loss"], row["memory"]) for row in rows] == [("Balanced", "5"), ("Balanced α 0.5", "total:99")]
+    assert "memory" not in title and "classes 4 + 2 × 3" in title
+
+
+@pytest.mark.parametrize("settings", [{"select": "random"}, {"T": 4.0}], ids=str)
+def test_rows_of_different_settings_can_be_told_apart(capsys, runs, settings):
+    other = changed(runs / "balanced-0", runs / "x", **settings)
+    _, rows = table(shown(capsys, runs / "balanced-0", other))
+    assert len(rows) == 2
+    words = [{k: v for k, v in row.items() if k not in MEASURED} for row in rows]
+    assert words[0] != words[1]
+
+
+def test_a_run_that_is_named_twice_counts_once(capsys, runs):
+    once = [runs / "balanced-0", runs / "balanced-1"]
+    expected = over(once, MEASURED["average"])
+    for folders in (once, [*once, runs / "balanced-0"]):
+        _, rows = table(shown(capsys, *folders))
+        assert [(row["seeds"], row["average"]) for row in rows] == [("2", expected)]
+
+
+def test_a_wide_table_keeps_each_number_on_one_line(capsys, runs):
+    changed(runs / "balanced-0", runs / "x", alpha=0.25, memory="total:2000", base=50, steps=10, increment=5)
+    folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
+    out = shown(capsys, runs)
+    assert over(folders, MEASURED["average"]) in out and "total:2000" in out and "50 + 10 × 5" in out
+
+
+# Bad input --------------------------------------------------------------------------------------------------
+
+
+def test_folders_that_cannot_be_shown(capsys, runs):
+    assert "nowhere is not there" in refused(capsys, 1, "nowhere")
+    assert "nowhere is not there" in refused(capsys, 1, runs / "standard", "nowhere")
+    Path("file").touch()
+    assert "file is not a folder" in refused(capsys, 1, "file")
+    Path("empty").mkdir()
+    said = refused(capsys, 1, "empty")
+    assert "empty has no result.json" in said and "not a run's folder" in said
+    (runs / "standard" / "result.json").unlink()
+    said = refused(capsys, 1, runs / "standard")
+    assert "runs/standard has no result.json" in said and "not finished" in said
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "{}", '{"average_incremental_accuracy": 1, "steps": [], "run": {}}']
+)
+def test_a_corrupt_result_is_named(capsys, runs, text):
+    (runs / "meta" / "result.json").write_text(text)
+    for folders in ([runs / "meta"], [runs], [runs / "standard", runs / "meta"]):
+        assert "runs/meta/result.json is" in refused(capsys, 1, *folders)
+
+
+def test_pictures_where_none_can_be_written(capsys, runs):
+    Path("file").write_text("precious")
+    assert command(["show", str(runs), "--figures", "file"]) == 1
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1 and err.startswith("equipoise: ") and "file" in err
+    assert "Errno" not in err
+    assert Path("file").read_text() == "precious"
+
+
+# Pictures ---------------------------------------------------------------------------------------------------
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        image.load()
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+def near(picture, colour):
+    """How many pixels have that colour, give or take a little."""
+    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(picture - wanted).max(2) <= 8).sum())
+
+
+def test_pictures_of_several_runs(capsys, runs):
+    out = shown(capsys, runs, "--figures", "some/where")
+    paths = [Path("some/where/accuracy.png"), Path("some/where/confusion.png")]
+    assert [line for line in out.splitlines() if line.startswith("wrote ")] == [f"wrote {p}" for p in paths]
+    assert sorted(Path("some/where").iterdir()) == paths
+    for path in paths:
+        picture = pixels(path)
+        height, width, _ = picture.shape
+        assert 400 <= height <= 3000 and 600 <= width <= 3000
+        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 50
+        assert 0.02 < (picture.min(2) < 200).mean() < 0.98
+        edges = picture[:3], picture[-3:], picture[:, :3], picture[:, -3:]
+        assert [edge.min() > 250 for edge in edges] == [True] * 4, f"{path} is cut off: top, bottom, left, right"
+    curves = pixels(paths[0])
+    for colour in ("#8c8c8c", "#1f6fb4", "#d9730d"):  # a line for each of the three losses
+        assert near(curves, colour) > 300
+    assert near(curves, "#2c8a4b") < 10  # and no fourth
+
+
+def test_pictures_show_the_numbers(capsys, runs):
+    shown(capsys, runs / "standard", "--figures", "one")
+    shown(capsys, runs / "standard", "--figures", "again")
+    other = changed(runs / "standard", runs / "x")
+    r = result(other)
+    for step in r["steps"]:
+        step["top1"] = 100 - step["top1"]
+    r["confusion"] = np.eye(10, dtype=int).tolist()
+    (other / "result.json").write_text(json.dumps(r))
+    shown(capsys, other, "--figures", "other")
+    for name in ("accuracy.png", "confusion.png"):
+        assert (pixels(f"one/{name}") == pixels(f"again/{name}")).all()
+        assert (pixels(f"one/{name}") != pixels(f"other/{name}")).any()
+    # The diagonal of ones is the brightest colour of the map, all else the darkest: ten cells and ninety.
+    picture = pixels("other/confusion.png")
+    bright, dark = near(picture, "#fcfdbf"), near(picture, "#000004")
+    assert 0.08 < bright / (bright + dark) < 0.12
+
+
+def test_without_figures_no_picture_is_made(capsys, runs):
+    shown(capsys, runs)
+    assert not list(Path().rglob("*.png"))

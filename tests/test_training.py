@@ -1,0 +1,442 @@
+"""Training: SGD against torch's, the schedule, the stream of batches, crop and flip, and named generators."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise import Balanced, Crop, ILBaseline, Recipe, RunError, Step
+from equipoise.data import Images
+from equipoise.nets import LinearHead, Net, SmallNet
+from equipoise.randomness import generator
+from equipoise.train import Batches, Epoch, Position, fit, gradient, sgd_, trained
+
+properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+# SGD ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 2e-4), (0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.5, 0.3)])
+def test_sgd_is_that_of_torch(momentum: float, weight_decay: float, memory_format: torch.memory_format) -> None:
+    """Convolutions give channels-last gradients for channels-last images: strides must not matter."""
+    recipe = Recipe(momentum=momentum, weight_decay=weight_decay)
+    theirs = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 2), nn.Flatten(), nn.Linear(16, 3))
+    theirs.double().to(memory_format=memory_format)  # type: ignore[call-overload]
+    gen = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for w in theirs.parameters():
+            w.copy_(torch.randn(w.shape, generator=gen, dtype=w.dtype) / 3)
+    mine = copy.deepcopy(theirs)
+    sgd = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    weights = dict(mine.named_parameters())
+    buffers = {k: torch.zeros_like(w) for k, w in weights.items()}
+    for i in range(6):
+        lr = 0.1 if i < 3 else 0.01
+        sgd.param_groups[0]["lr"] = lr
+        x = torch.randn(5, 3, 5, 5, generator=gen, dtype=torch.float64).to(memory_format=memory_format)
+        y = torch.arange(5) % 3
+        sgd.zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        sgd.step()
+        grads = gradient(F.cross_entropy(mine(x), y), weights)
+        kept = {k: g.clone() for k, g in grads.items()}
+        sgd_(weights, grads, buffers, torch.tensor(lr, dtype=torch.float64), recipe)
+        assert all(torch.equal(grads[k], kept[k]) for k in grads), "gradients are read only"
+        for k, w in theirs.named_parameters():
+            torch.testing.assert_close(weights[k], w, rtol=1e-12, atol=1e-14, msg=k)
+            if momentum:
+                torch.testing.assert_close(buffers[k], sgd.state[w]["momentum_buffer"], rtol=1e-12, atol=1e-14, msg=k)
+
+
+def test_sgd_steps_in_place() -> None:
+    w, b = torch.ones(3), torch.zeros(3)
+    sgd_({"w": w}, {"w": torch.full((3,), 2.0)}, {"w": b}, torch.tensor(0.25), Recipe(momentum=0.5, weight_decay=1.0))
+    assert b.tolist() == [3.0] * 3 and w.tolist() == [0.25] * 3
+    sgd_({"w": w}, {"w": torch.full((3,), 2.0)}, {"w": b}, torch.tensor(0.25), Recipe(momentum=0.5, weight_decay=1.0))
+    assert b.tolist() == [3.75] * 3 and w.tolist() == [0.25 - 0.9375] * 3
+
+
+def test_a_weight_that_the_loss_does_not_see_has_a_gradient_of_zero() -> None:
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    grads = gradient(used.sum(), {"used": used, "unused": unused})
+    assert grads["used"].tolist() == [1, 1] and grads["unused"].tolist() == [0, 0]
+
+
+# The schedule -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epochs", "falls"), [(250, (100, 150, 200)), (25, (10, 15, 20)), (10, (4, 6, 8)), (5, (2, 3, 4))]
+)
+def test_the_learning_rate_falls_at_the_milestones(epochs: int, falls: tuple[int, ...]) -> None:
+    recipe = Recipe(epochs=epochs)
+    for epoch in range(epochs):  # counted from 0: `falls` epochs are done when it falls
+        expected = 0.1
+        for fall in falls:
+            if epoch >= fall:
+                expected /= 10
+        assert recipe.lr_at(epoch) == pytest.approx(expected, rel=1e-12), epoch
+
+
+def test_the_recipe_is_that_of_the_paper() -> None:
+    recipe = ILBaseline().recipe((3, 32, 32))
+    assert (recipe.epochs, recipe.lr, recipe.batch, recipe.weight_decay, recipe.momentum) == (250, 0.1, 128, 2e-4, 0.9)
+
+
+def test_a_recipe_without_milestones_keeps_its_learning_rate() -> None:
+    recipe = Recipe(epochs=7, lr=0.3, milestones=())
+    assert {recipe.lr_at(k) for k in range(7)} == {0.3}
+    assert [Recipe(epochs=4, lr=1.0, milestones=(0.5, 1.0), decay=0.5).lr_at(k) for k in range(4)] == [1, 1, 0.5, 0.5]
+
+
+# Batches ------------------------------------------------------------------------------------------------------
+
+NONE = Crop(pad=0, flip=False)
+
+
+def numbered(n: int) -> Images:
+    """Image i is of label i and shows its number in two pixels."""
+    x = torch.tensor([[i // 256, i % 256] for i in range(n)], dtype=torch.uint8)
+    return Images(x.view(n, 1, 1, 2), torch.arange(n))
+
+
+def order(n: int, seed: int, k: int) -> Tensor:
+    return torch.randperm(n, generator=generator(seed, k))
+
+
+def batches(n: int, size: int, seed: int = 0, crop: Crop = NONE) -> Batches:
+    def drawn(shape: tuple[int, int], name: int) -> Tensor:
+        return crop.draw(shape, generator(seed, "augment", name))
+
+    return Batches(numbered(n), crop, size, lambda k: order(n, seed, k), drawn)
+
+
+def take(stream: Batches, first: int, last: int, name: int = 0) -> list[int]:
+    """The images of the batches first, ..., last − 1, each checked to carry its label."""
+    stream.load(first, last, name)
+    taken: list[int] = []
+    for _ in range(first, last):
+        x, y = stream.take()
+        assert [int(a) * 256 + int(b) for a, b in x.reshape(-1, 2)] == y.tolist()
+        assert len(y) == stream.size
+        taken += y.tolist()
+    return taken
+
+
+def epoch_by_epoch(stream: Batches, epochs: int) -> list[list[int]]:
+    return [take(stream, stream.edge(k), stream.edge(k + 1), k) for k in range(epochs)]
+
+
+@properties
+@given(n=st.integers(2, 300), size=st.integers(2, 64), epochs=st.integers(1, 6), seed=st.integers(0, 99))
+def test_batches_are_cut_from_epochs_laid_end_to_end(n: int, size: int, epochs: int, seed: int) -> None:
+    stream = batches(n, size, seed)
+    size = min(size, n)
+    assert stream.size == size
+    taken = [i for epoch in epoch_by_epoch(stream, epochs) for i in epoch]
+    whole = torch.cat([order(n, seed, k) for k in range(epochs + 1)]).tolist()
+    assert taken == whole[: len(taken)]
+    # As many batches as the epochs are, to the nearest; a half is rounded up.
+    assert len(taken) // size == math.floor(epochs * n / size + 0.5) and len(taken) % size == 0
+    counts = [taken.count(i) for i in range(n)]
+    assert all(epochs - 1 <= c <= epochs + 1 for c in counts)
+    for k in range(len(taken) // n):
+        assert sorted(taken[k * n : (k + 1) * n]) == list(range(n)), "a whole epoch has every image once"
+    if epochs * n % size == 0:
+        assert set(counts) == {epochs}
+
+
+@properties
+@given(
+    n=st.integers(2, 200),
+    size=st.integers(2, 40),
+    first=st.integers(0, 30),
+    long=st.integers(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_any_stretch_is_that_of_the_whole(n: int, size: int, first: int, long: int, seed: int) -> None:
+    stream = batches(n, size, seed)
+    size = min(size, n)
+    last = first + long * (n // size)
+    whole = torch.cat([order(n, seed, k) for k in range((last * size) // n + 1)]).tolist()
+    assert take(stream, first, last) == whole[first * size : last * size]
+
+
+def test_a_set_smaller_than_a_batch_is_one_batch() -> None:
+    stream = batches(5, 128)
+    assert [stream.edge(k) for k in range(4)] == [0, 1, 2, 3]
+    for k, taken in enumerate(epoch_by_epoch(stream, 3)):
+        assert taken == order(5, 0, k).tolist()
+
+
+def test_epochs_are_shuffled_differently() -> None:
+    a, b = epoch_by_epoch(batches(60, 10), 2)
+    assert sorted(a) == sorted(b) == list(range(60)) and a != b != list(range(60))
+
+
+def test_augmentation_is_drawn_anew_in_every_epoch_and_for_every_batch() -> None:
+    stream = batches(40, 10, crop=Crop(pad=2, flip=True))
+    stream.load(0, 4, 0)
+    first = stream.shifts[:4].clone()
+    assert torch.equal(first, Crop(2, True).draw((4, 10), generator(0, "augment", 0)))
+    assert not torch.equal(first[0], first[1])
+    stream.load(4, 8, 1)
+    assert not torch.equal(stream.shifts[:4], first)
+
+
+# Crop and flip ------------------------------------------------------------------------------------------------
+
+
+def naive_crop(x: Tensor, pad: int, down: int, right: int, mirror: int) -> Tensor:
+    """Pixel by pixel: out of the image is black."""
+    channels, height, width = x.shape
+    result = torch.zeros_like(x)
+    for c, i, j in product(range(channels), range(height), range(width)):
+        a, b = i + down - pad, (width - 1 - j if mirror else j) + right - pad
+        if 0 <= a < height and 0 <= b < width:
+            result[c, i, j] = x[c, a, b]
+    return result
+
+
+@pytest.mark.parametrize(("shape", "pad", "flip"), [((3, 6, 5), 2, True), ((1, 4, 4), 1, False), ((2, 3, 7), 4, True)])
+def test_crops_are_those_of_a_plain_loop(shape: tuple[int, int, int], pad: int, flip: bool) -> None:
+    crop = Crop(pad, flip)
+    x = torch.randint(1, 256, (6, *shape), generator=generator(0), dtype=torch.uint8)
+    padded = crop.padded(x)
+    assert padded.shape == (6, shape[0], shape[1] + 2 * pad, shape[2] + 2 * pad)
+    every = torch.tensor(list(product(range(2 * pad + 1), range(2 * pad + 1), (0, 1) if flip else (0,))))
+    which = torch.arange(len(every)) * 5 % 6
+    found = crop(padded, which, every)
+    assert found.dtype == torch.uint8 and found.shape == (len(every), *shape)
+    for i, (down, right, mirror) in enumerate(every.tolist()):
+        expected = naive_crop(x[which[i]], pad, down, right, mirror)
+        assert torch.equal(found[i], expected), (down, right, mirror)
+
+
+def test_the_middle_offset_is_the_image_itself() -> None:
+    x = torch.randint(1, 256, (1, 3, 6, 5), generator=generator(0), dtype=torch.uint8)
+    crop = Crop(2, True)
+    assert torch.equal(crop(crop.padded(x), torch.tensor([0]), torch.tensor([[2, 2, 0]])), x)
+    assert torch.equal(crop(crop.padded(x), torch.tensor([0]), torch.tensor([[2, 2, 1]])), x.flip(3))
+
+
+def test_what_is_shifted_in_is_black() -> None:
+    crop = Crop(2, False)
+    x = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
+    moved = crop(crop.padded(x), torch.tensor([0]), torch.tensor([[0, 4, 0]]))[0, 0]
+    assert moved.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [255, 255, 0, 0], [255, 255, 0, 0]]
+
+
+def test_no_padding_and_no_mirror_is_no_change() -> None:
+    crop = Crop(0, False)
+    x = torch.randint(0, 256, (7, 3, 4, 5), generator=generator(0), dtype=torch.uint8)
+    drawn = crop.draw((7,), generator(1))
+    assert (drawn == 0).all()
+    assert torch.equal(crop(crop.padded(x), torch.arange(7), drawn), x)
+
+
+@pytest.mark.parametrize(("pad", "flip"), [(4, True), (1, False), (0, True), (2, False)])
+def test_all_offsets_are_drawn_equally_often(pad: int, flip: bool) -> None:
+    drawn = Crop(pad, flip).draw((60, 100), generator(0))
+    assert drawn.shape == (60, 100, 3) and drawn.dtype == torch.int64
+    rows = drawn.view(-1, 3).tolist()
+    cases = list(product(range(2 * pad + 1), range(2 * pad + 1), (0, 1) if flip else (0,)))
+    mean = len(rows) / len(cases)
+    counts = dict.fromkeys(cases, 0)
+    for row in rows:
+        counts[tuple(row)] += 1  # any other offset is a KeyError
+    assert all(abs(c - mean) < 5 * math.sqrt(mean) for c in counts.values())
+
+
+def test_the_same_generator_draws_the_same() -> None:
+    a, b, c = (Crop(3).draw((4, 5), generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+# Named generators ---------------------------------------------------------------------------------------------
+
+
+def first_numbers(*name: str | int) -> tuple[float, ...]:
+    return tuple(torch.rand(3, generator=generator(*name), dtype=torch.float64).tolist())  # type: ignore[arg-type]
+
+
+def test_a_generator_is_named_by_its_purpose() -> None:
+    names: list[tuple[str | int, ...]] = [
+        *((seed, t, purpose, k) for seed in (0, 1) for t in (0, 1) for purpose in ("train", "held") for k in range(12)),
+        (0,),
+        (0, "weights"),
+        (0, 1, 11, "train"),
+        (0, 11, 1, "train"),
+        (0, 1, "rows"),
+    ]
+    drawn = [first_numbers(*name) for name in names]
+    assert len(set(drawn)) == len(names), "another purpose, other numbers"
+    torch.manual_seed(1)
+    assert [first_numbers(*name) for name in reversed(names)] == drawn[::-1], "the same name, the same numbers"
+
+
+def test_generators_do_not_touch_the_global_one() -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first_numbers(0, "weights")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_generators_are_the_same_on_every_machine() -> None:
+    """Recorded: another way of naming them would change every recorded result."""
+    assert generator(0, 1, "train", "order", 2).initial_seed() == 1861859308031947509
+
+
+# The loop -----------------------------------------------------------------------------------------------------
+
+
+def base_step(dtype: torch.dtype = torch.float64, count: int = 21) -> Step:
+    gen = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (count, 1, 8, 8), generator=gen, dtype=torch.uint8)
+    y = torch.arange(count) % 4 % 3  # class 0 comes twice as often
+    net = Net(SmallNet(1), LinearHead(64), torch.tensor([120.0]), torch.tensor([70.0]))
+    net.backbone.initialise(generator(0))
+    net.head.widen(3, generator(1))
+    n = torch.bincount(y).to(dtype)
+    return Step(0, 0, (3,), n, n.clone(), Images(x, y), None, net.to(dtype), None)
+
+
+def start(s: Step) -> Position:
+    return Position({k: torch.zeros_like(w) for k, w in trained(s).items()})
+
+
+# Learning rates that fp32, in which the loop keeps them, holds exactly.
+RECIPE = Recipe(epochs=4, lr=0.125, milestones=(0.5, 0.75), decay=0.5, batch=8, momentum=0.9, weight_decay=1e-2)
+
+
+def test_training_is_sgd_on_cropped_batches_by_hand() -> None:
+    """The whole loop against torch's optimiser, a naive crop and the balanced loss written out."""
+    s, crop, seed = base_step(), Crop(2, True), 6
+    net = copy.deepcopy(s.net).train()
+    sgd = torch.optim.SGD(net.parameters(), RECIPE.lr, RECIPE.momentum, weight_decay=RECIPE.weight_decay)
+    stream = torch.cat([torch.randperm(21, generator=generator(seed, 0, "train", "order", k)) for k in range(6)])
+    edges = [0, 3, 5, 8, 11]  # 21 images in batches of 8: 2.625, 5.25, 7.875 and 10.5 of them
+    losses: list[list[float]] = []
+    for epoch, (first, last, lr) in enumerate(zip(edges, edges[1:], (0.125, 0.125, 0.0625, 0.03125), strict=False)):
+        sgd.param_groups[0]["lr"] = lr
+        drawn = crop.draw((last - first, 8), generator(seed, 0, "train", "augment", epoch))
+        losses.append([])
+        for i in range(first, last):
+            which = stream[8 * i : 8 * i + 8]
+            x = torch.stack([naive_crop(s.data.x[j], 2, *drawn[i - first, k].tolist()) for k, j in enumerate(which)])
+            y = s.data.y[which]
+            q = s.n * net(x).z.exp()
+            loss = -(q[torch.arange(8), y] / q.sum(1)).log().mean()
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+            losses[-1].append(loss.item())
+
+    told: list[Epoch] = []
+    at = start(s)
+    fit(ILBaseline(loss=Balanced()), s, RECIPE, crop, seed, False, at, told.append)
+    for k, v in net.state_dict().items():
+        torch.testing.assert_close(s.net.state_dict()[k], v, rtol=1e-9, atol=1e-11, msg=k)
+    for k, w in net.named_parameters():
+        torch.testing.assert_close(at.momentum[k], sgd.state[w]["momentum_buffer"], rtol=1e-9, atol=1e-11, msg=k)
+    assert [e.loss for e in told] == pytest.approx([sum(v) / len(v) for v in losses], rel=1e-5)
+    assert [(e.step, e.epoch, e.epochs, e.lr, e.alpha) for e in told] == [
+        (0, 1, 4, 0.125, None),
+        (0, 2, 4, 0.125, None),
+        (0, 3, 4, 0.0625, None),
+        (0, 4, 4, 0.03125, None),
+    ]
+    assert at.epoch == 4 and at.seconds == told[-1].seconds > 0
+
+
+def test_training_lowers_the_loss() -> None:
+    s = base_step(torch.float32)
+    told: list[Epoch] = []
+    fit(ILBaseline(), s, Recipe(epochs=15, lr=0.05, batch=8), Crop(0, False), 0, False, start(s), told.append)
+    assert told[-1].loss < 0.3 * told[0].loss
+
+
+def test_another_seed_trains_otherwise_and_the_same_seed_the_same() -> None:
+    nets = []
+    for seed in (1, 1, 2):
+        s = base_step(torch.float32)
+        fit(ILBaseline(), s, RECIPE, Crop(1), seed, False, start(s), lambda _: None)
+        nets.append(torch.cat([w.flatten() for w in s.net.parameters()]))
+    assert torch.equal(nets[0], nets[1]) and not torch.equal(nets[0], nets[2])
+
+
+def test_training_uses_no_global_random_numbers() -> None:
+    s = base_step(torch.float32)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    fit(ILBaseline(), s, RECIPE, Crop(1), 0, False, start(s), lambda _: None)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_goes_on_after_a_stop_ends_at_the_same_bits() -> None:
+    s = base_step(torch.float32)
+    at, kept = start(s), []
+    fit(ILBaseline(), s, RECIPE, Crop(1), 0, False, at, lambda _: kept.append(copy.deepcopy((s, at))))
+    for other, position in kept[:-1]:
+        fit(ILBaseline(), other, RECIPE, Crop(1), 0, False, position, lambda _: None)
+        assert all(torch.equal(v, s.net.state_dict()[k]) for k, v in other.net.state_dict().items())
+        assert all(torch.equal(v, at.momentum[k]) for k, v in position.momentum.items())
+
+
+def test_predicting_between_epochs_changes_nothing() -> None:
+    nets = []
+    for look in (False, True):
+        s = base_step(torch.float32)
+
+        def on_epoch(_: Epoch, s: Step = s, look: bool = look) -> None:
+            if look:
+                s.net.eval()(s.data.x)
+
+        fit(ILBaseline(), s, RECIPE, Crop(1), 0, False, start(s), on_epoch)
+        nets.append(s.net.state_dict())
+    assert all(torch.equal(nets[0][k], nets[1][k]) for k in nets[0])
+
+
+def test_frozen_weights_stay() -> None:
+    s = base_step(torch.float32)
+    frozen = s.net.backbone.stages[0][0].weight  # type: ignore[index, union-attr]
+    frozen.requires_grad_(False)
+    before, head = frozen.clone(), s.net.head.weight.clone()  # type: ignore[operator, union-attr]
+    assert "backbone.stages.0.0.weight" not in trained(s) and "head.weight" in trained(s)
+    fit(ILBaseline(), s, RECIPE, Crop(1), 0, False, start(s), lambda _: None)
+    assert torch.equal(frozen, before) and not torch.equal(s.net.head.weight, head)  # type: ignore[arg-type]
+
+
+def test_a_set_smaller_than_the_batch_trains() -> None:
+    s = base_step(torch.float32, count=5)
+    told: list[Epoch] = []
+    fit(ILBaseline(), s, replace(RECIPE, batch=128), Crop(1), 0, False, start(s), told.append)
+    assert len(told) == 4 and all(math.isfinite(e.loss) for e in told)
+
+
+def test_divergence_is_said() -> None:
+    s = base_step(torch.float32)
+    with pytest.raises(RunError, match="lower --lr"):
+        fit(ILBaseline(), s, replace(RECIPE, lr=1e30), Crop(1), 0, False, start(s), lambda _: None)
+
+
+def test_bf16_is_used_and_costs_little() -> None:
+    losses = []
+    for bf16 in (False, True):
+        s = base_step(torch.float32)
+        told: list[Epoch] = []
+        fit(ILBaseline(), s, RECIPE, Crop(1), 0, bf16, start(s), told.append)
+        assert all(w.dtype == torch.float32 for w in s.net.parameters()), "weights are kept in fp32"
+        losses.append(told[0].loss)
+    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
