@@ -432,7 +432,7 @@ def test_the_seed_is_in_everything_that_is_drawn() -> None:
     for name in drawn:
         assert torch.equal(one[name], same[name])
         assert ((one[name] - two[name]).abs() > 1e-3).float().mean() > 0.8, name
-        assert one[name].flatten()[:100].unique().numel() > 90
+        assert len(set(one[name].flatten()[:100].tolist())) > 90
     rows = one["net.head.weight"]
     assert not torch.allclose(rows[:2], rows[2:], atol=1e-3), "every step draws the same rows"
     assert not torch.equal(one["memory.x"], two["memory.x"])

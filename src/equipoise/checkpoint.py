@@ -15,12 +15,14 @@ from torch import Tensor
 from .errors import DataError
 
 INFO = "learner.json"
+PARTIAL = ".partial"
+"""ends the names of files that are being written; one that is left is from a process that was killed"""
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write all of a file or nothing of it: under another name first, then renamed. A full disk leaves no trace."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with partial.open("wb") as f:
             f.write(data)

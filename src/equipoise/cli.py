@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,15 +16,18 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 import tyro
 from rich.console import Console
+from rich.progress import Progress
 from tyro.conf import arg
 
-from . import __version__, methods, record
+from . import __version__, methods, record, sweep
+from .checkpoint import write_json
 from .datasets import SHAPES
 from .demo import demo
-from .errors import EquipoiseError, UsageError, unknown
+from .errors import EquipoiseError, UsageError, check, unknown
+from .inputs import resolve_device, resolve_precision
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
-from .run import Run, run
+from .run import Run, prepare, run
 from .show import figures_for, for_output, load_results, print_result, print_table
 from .store import Store, default_store
 from .watch import LiveWatch, PlainWatch
@@ -116,10 +120,10 @@ def _unchecked(kind: type[T]) -> type[T]:
     return type(kind.__name__, (kind,), {"__post_init__": lambda self: None, "__doc__": kind.__doc__})
 
 
-def run_verb(argv: list[str]) -> None:
-    """Train a method through a protocol and record the result; go on with it if it was stopped."""
+def parsed_run(argv: list[str], verb: str) -> tuple[Any, Run]:
+    """The flags of `equipoise run`, and the run that they describe."""
     # The recipe depends on the images, and help shows its defaults: so the data set is looked up first.
-    shape = SHAPES.get(_value_of("--dataset", argv) or Flags.dataset, SHAPES[Flags.dataset])
+    shape = SHAPES.get(taken("--dataset", argv)[1] or Flags.dataset, SHAPES[Flags.dataset])
     if argv and not argv[0].startswith("-") and argv[0] not in methods.known():
         raise unknown("method", argv[0], methods.known())
     kinds: dict[str, Callable[..., Any]] = {}
@@ -132,14 +136,20 @@ def run_verb(argv: list[str]) -> None:
         kinds[name] = flags
     f: Any = tyro.extras.subcommand_cli_from_dict(
         kinds,
-        prog="equipoise run",
-        description=run_verb.__doc__,
+        prog=f"equipoise {verb}",
+        description=VERBS[verb].__doc__,
         args=argv,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    asked = f.run_with(methods.named(f.method.name), f.method, f.recipe)
+    return f, f.run_with(methods.named(f.method.name), f.method, f.recipe)
+
+
+def run_verb(argv: list[str]) -> None:
+    """Train a method through a protocol and record the result; go on with it if it was stopped."""
+    f, asked = parsed_run(argv, "run")
     out = f.out or Path("runs") / run_name(asked)
-    store = None if f.store == "none" else Store(Path(f.store) if f.store else default_store())
+    folder = store_folder(f)
+    store = None if folder is None else Store(folder)
     console = Console(stderr=True)
     watch = LiveWatch(console) if console.is_terminal else PlainWatch()
     try:
@@ -159,6 +169,76 @@ def run_verb(argv: list[str]) -> None:
         watch.close()
     print_result(result, for_output())
     print(f"recorded in {out / 'result.json'}")
+
+
+def store_folder(f: Flags) -> Path | None:
+    """Where steps are shared."""
+    return None if f.store == "none" else Path(f.store) if f.store else default_store()
+
+
+def sweep_verb(argv: list[str]) -> None:
+    """Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2; and --workers N."""
+    argv, workers = taken("--workers", argv)
+    argv, out = taken("--out", argv)
+    if workers is not None and not workers.isdecimal():
+        raise UsageError(f"--workers must be a whole number, not {workers}")
+    parent = Path(out or "runs")
+    asked = [parsed_run(words, "sweep") for words in every_choice(argv)]
+    folders = [parent / run_name(one) for _, one in asked]
+    for _, one in asked:
+        prepare(one, asked[0][0].data)  # whatever is wrong with any of them is said before the first begins
+    jobs = [sweep.Job(one, folder) for (_, one), folder in zip(asked, folders)]
+    on = sweep.Local(store=store_folder(asked[0][0]), data=asked[0][0].data)
+    if workers is not None:
+        on = dataclasses.replace(on, workers=int(workers))
+    console = for_output()
+    progress = SweepProgress(console)
+    with progress.bar:
+        sweep.map(jobs, on, progress.tell)
+    print_table([job.result for job in jobs if job.result], console)
+    failed = [job for job in jobs if job.failure]
+    for job in failed:
+        print(f"{job.folder}: {job.failure}", file=sys.stderr)
+    if failed:
+        raise EquipoiseError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
+
+
+class SweepProgress:
+    """How a queue stands: a bar in a terminal, a line for each change elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("")
+        self.last = ""
+        self.plain = not console.is_terminal
+
+    def tell(self, jobs: Sequence[sweep.Job], busy: int) -> None:
+        """Show where it is, if that has changed."""
+        done, failed = (sum(x is not None for x in xs) for xs in zip(*((j.result, j.failure) for j in jobs)))
+        words = f"{done} of {len(jobs)} done, {busy} running" + (f", {failed} failed" if failed else "")
+        self.bar.update(self.task, total=len(jobs), completed=done + failed, description=words)
+        if self.plain and words != self.last:
+            print(words, flush=True)
+        self.last = words
+
+
+def taken(flag: str, argv: list[str]) -> tuple[list[str], str | None]:
+    """The words without a flag and its value, and that value."""
+    for i, word in enumerate(argv):
+        if word == flag and i + 1 < len(argv):
+            return argv[:i] + argv[i + 2 :], argv[i + 1]
+        if word.startswith(f"{flag}="):
+            return argv[:i] + argv[i + 1 :], word.split("=", 1)[1]
+    return argv, None
+
+
+def every_choice(argv: list[str]) -> list[list[str]]:
+    """All ways to choose one value from each list: a word such as 0,1,2 or --seed=0,1,2."""
+    choices = []
+    for word in argv:
+        flag, equals, values = word.rpartition("=") if word.startswith("--") else ("", "", word)
+        choices.append([flag + equals + value for value in values.split(",")])
+    return [list(words) for words in itertools.product(*choices)]
 
 
 def run_name(asked: Run) -> str:
@@ -212,16 +292,45 @@ def demo_verb(argv: list[str]) -> None:
     demo(f.out, range(f.seeds), for_output())
 
 
-VERBS: dict[str, Callable[[list[str]], None]] = {"run": run_verb, "show": show_verb, "demo": demo_verb}
+@dataclass
+class Bench:
+    """Images a second on this machine: a DataLoader loop as others write it, and ours, as ratios in one table."""
+
+    images: Annotated[int | None, _hint("25,600 on a GPU, 256 on a CPU")] = None
+    """images in an epoch; each row trains three, the first to warm up"""
+    batch: int = 128
+    """images in a batch"""
+    packed: tuple[int, ...] = (2, 4, 8)
+    """how many runs at once"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """of ours; auto is bf16 on a GPU that has it, else fp32"""
+    out: Annotated[Path | None, _hint("none is written")] = None
+    """JSON file for the record"""
 
 
-def _value_of(flag: str, argv: list[str]) -> str | None:
-    for i, word in enumerate(argv):
-        if word == flag and i + 1 < len(argv):
-            return argv[i + 1]
-        if word.startswith(f"{flag}="):
-            return word.split("=", 1)[1]
-    return None
+def bench_verb(argv: list[str]) -> None:
+    """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
+    from .bench import bench
+
+    f = tyro.cli(Bench, prog="equipoise bench", args=argv)
+    device = resolve_device(f.device)
+    images = f.images or (25_600 if device.type == "cuda" else 256)
+    check("images", images, least=2 * f.batch, whole=True)
+    record = bench(device, resolve_precision(f.precision, device), images, f.batch, f.packed, for_output())
+    if f.out is not None:
+        write_json(f.out, record)
+        print(f"recorded in {f.out}")
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "run": run_verb,
+    "sweep": sweep_verb,
+    "show": show_verb,
+    "demo": demo_verb,
+    "bench": bench_verb,
+}
 
 
 def usage() -> str:

@@ -27,6 +27,10 @@ class RunError(EquipoiseError):
     """A run cannot go on: its folder is in use or belongs to other settings, or training diverged."""
 
 
+class BusyError(RunError):
+    """Another process is at work in a run's folder."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """An unknown name, with the nearest known one and the list of all."""
     known = sorted(known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -258,7 +258,7 @@ class Learner:
 
         # Only what is trained has momentum; a method may have frozen some weights.
         live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
-        with convolutions(self.device_):
+        with torch.enable_grad(), convolutions(self.device_):
             fit(self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick, self.engine_)
 
     def settings_for(self, shape: tuple[int, int, int]) -> tuple[Recipe, Crop]:
@@ -301,6 +301,16 @@ class Learner:
         state.exemplars = memory.update(state.exemplars, data[which], m)
         alpha = state.extra.pop("alpha", None)
         state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
+
+    def rename(self, names: Mapping[Hashable, Hashable]) -> Self:
+        """Give classes other labels, such as names for numbers; what is learned stays."""
+        if self._live is not None:
+            raise UsageError("a step is under way: rename classes before or after it")
+        classes = [names.get(c, c) for c in self._state.classes]
+        if len(set(classes)) < len(classes):
+            raise UsageError("two classes would have the same label")
+        self._state.classes = classes
+        return self
 
     # Predicting ---------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import torch
 from . import __version__, checkpoint, record
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load
-from .errors import DataError, RunError, UsageError, check
+from .errors import BusyError, DataError, RunError, UsageError, check
 from .evaluate import confusion_matrix, forgetting, summary
 from .inputs import image_shape
 from .learner import Learner
@@ -173,7 +173,8 @@ def run(
 
     Args:
         run: the settings.
-        out: the run's folder; it holds run.json, metrics.jsonl, result.json and the final model.
+        out: the run's folder; it holds run.json, metrics.jsonl, result.json and the final model, whose labels are the
+            data set's.
         data: where the data set lies, if it is not embedded.
         store: where steps are shared with other runs; None to share none.
         watch: who is told of the progress.
@@ -190,9 +191,11 @@ def run(
         recorded = folder / "result.json"
         if recorded.is_file():
             return read_result(folder)
+        for left in folder.rglob(f".*{checkpoint.PARTIAL}"):
+            left.unlink()
         checkpoint.write_json(folder / "run.json", plan.settings)
         result = Attempt(plan, folder, store, watch, checkpoint_every, evaluate_every).carry_out()
-        plan.learner.save(folder / "model")
+        plan.learner.rename(dict(enumerate(plan.order))).save(folder / "model")
         checkpoint.write_json(recorded, result)
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         return result
@@ -221,13 +224,12 @@ class Attempt:
         self.rewrite_metrics()
         self.watch.begin(plan.settings, plan.images_to_train())
         while len(self.records) < len(plan.sizes):
-            if not learner.unfinished_:
-                self.reuse()
-            t = len(learner.sizes_) - 1 if learner.unfinished_ else len(learner.sizes_)
-            before = self.lines[-1]["seconds"] if learner.unfinished_ else 0.0
-            began = time.perf_counter()
-            step = plan.train.of(*plan.edges(t))
-            learner.learn(step.x, step.y, self.at_epoch_end, partial(self.watch.tick, t))
+            with self.turn():
+                t = len(learner.sizes_) - 1 if learner.unfinished_ else len(learner.sizes_)
+                before = self.lines[-1]["seconds"] if learner.unfinished_ else 0.0
+                began = time.perf_counter()
+                step = plan.train.of(*plan.edges(t))
+                learner.learn(step.x, step.y, self.at_epoch_end, partial(self.watch.tick, t))
             accuracies = self.measure(t)
             seconds = round(before + time.perf_counter() - began, 3)
             self.records.append({"step": t, "classes": sum(plan.sizes[: t + 1]), **accuracies, "seconds": seconds})
@@ -235,6 +237,19 @@ class Attempt:
             if t + 1 < len(plan.sizes):
                 self.save_checkpoint()
         return self.result()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """The next step, taken over where it can be; else with the sole right to compute it, among all who share it."""
+        if not self.learner.unfinished_:
+            self.reuse()
+        if self.store is None or self.learner.unfinished_:
+            yield
+            return
+        t = len(self.learner.sizes_)
+        with self.store.claim(self.keys[t], lambda: self.watch.say(f"waiting for another run that computes step {t}")):
+            self.reuse()  # what came while this waited
+            yield
 
     def reuse(self) -> None:
         """Take over the longest prefix that is in the store and goes beyond what is done."""
@@ -274,11 +289,11 @@ class Attempt:
         self.lines.append(line)
         with (self.folder / "metrics.jsonl").open("a") as f:
             f.write(json.dumps(line) + "\n")
-        if e.epoch == e.epochs:
-            if self.store is not None and not self.store.has(self.keys[e.step]):
-                learner.save(self.store.entry(self.keys[e.step]), {**self.note(), "reused": None})
-        elif time.monotonic() - self.saved >= self.checkpoint_every:
+        if e.epoch == e.epochs or time.monotonic() - self.saved >= self.checkpoint_every:
             self.save_checkpoint()
+        if e.epoch == e.epochs and self.store is not None and not self.store.has(self.keys[e.step]):
+            lines = [{k: v for k, v in line.items() if k != "accuracy"} for line in self.lines]
+            learner.save(self.store.entry(self.keys[e.step]), {"records": self.records, "lines": lines})
         self.watch.epoch(e)
 
     def note(self) -> dict[str, Any]:
@@ -338,7 +353,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"another process is at work in {folder}: wait for it, or choose another --out") from None
+            raise BusyError(f"another process is at work in {folder}: wait for it, or choose another --out") from None
         yield
 
 

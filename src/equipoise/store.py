@@ -6,11 +6,13 @@ the base step, so one base step serves them all, whatever comes later.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from . import checkpoint
 from .record import digest
 
-NOT_NUMERIC = {"__main__", "cli", "demo", "show", "watch", "errors"}
+NOT_NUMERIC = {"__main__", "bench", "cli", "demo", "errors", "figures", "show", "sweep", "watch"}
 """modules that cannot change a result"""
 
 
@@ -65,6 +67,22 @@ class Store:
     def has(self, key: str) -> bool:
         """Whether that state is here, whole."""
         return (self.entry(key) / checkpoint.INFO).is_file()
+
+    @contextlib.contextmanager
+    def claim(self, key: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """The right to compute a state. While another process has it, this waits (and calls `on_wait` once).
+
+        The lock goes with the process that holds it, however that ends.
+        """
+        path = self.entry(key).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(f, fcntl.LOCK_EX)
+            yield
 
     def drop(self, key: str) -> None:
         """Forget a state, for instance a corrupt one."""

@@ -1,0 +1,173 @@
+"""Many runs on one machine: a queue, worker processes, and what to do when one of them dies.
+
+Each run is a process of its own, so that one that fails harms no other, and its folder holds all there is to know
+about it: the queue itself has no state, and asking again does only what is missing. Runs that share a step wait for
+whoever is computing it (`Store.claim`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import torch
+
+from .errors import BusyError, EquipoiseError, UsageError
+from .run import Result, Run, read_result, run
+from .store import Store
+from .watch import PlainWatch
+
+TRIES = 3
+"""how often a run is begun or taken up again before it counts as failed"""
+
+FINAL = 2
+"""exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
+
+log = logging.getLogger("equipoise")
+
+
+@dataclass
+class Job:
+    """A run, its folder, and how it stands."""
+
+    run: Run
+    folder: Path
+    tries: int = 0
+    result: Result | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Local:
+    """This machine: so many runs at a time, each with so many CPU threads."""
+
+    workers: int = field(default_factory=lambda: usual_workers())
+    threads: int = 1
+    store: Path | None = None
+    data: Path | None = None
+
+
+def usual_workers() -> int:
+    """Four runs share a GPU best (measured on an H200); without one, a run for each core."""
+    return 4 * torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+def map(jobs: Sequence[Job], on: Local, tell: Callable[[Sequence[Job], int], None] = lambda jobs, busy: None) -> None:
+    """Do all jobs that are not done; each ends with a result or a failure, and no failure stops another.
+
+    `tell` is called now and then with the jobs and how many are being worked at.
+    """
+    if on.workers < 1:
+        raise UsageError(f"workers must be 1 or more, not {on.workers}")
+    for job in jobs:
+        if (job.folder / "result.json").is_file():
+            job.result = read_result(job.folder)
+    waiting = [job for job in jobs if job.result is None]
+    busy: list[tuple[Job, SpawnProcess]] = []
+    with multi_process_service():
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < on.workers:
+                    job = waiting.pop(0)
+                    busy.append((job, started(job, on)))
+                time.sleep(0.05)
+                over = [one for one in busy if not one[1].is_alive()]
+                busy = [one for one in busy if one not in over]
+                waiting += [job for job, process in over if not ended(job, process.exitcode)]
+                tell(jobs, len(busy))
+        finally:
+            for _, process in busy:
+                process.terminate()
+
+
+def started(job: Job, on: Local) -> SpawnProcess:
+    """A process that does the job, or goes on with it."""
+    job.tries += 1
+    job.folder.mkdir(parents=True, exist_ok=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=work, args=(job.run, job.folder, on, os.getpid()), daemon=True
+    )
+    process.start()
+    return process
+
+
+def ended(job: Job, code: int | None) -> bool:
+    """Note how a job's process ended; whether that is the end of the job, or it is to be tried again."""
+    if code == 0:
+        job.result = read_result(job.folder)
+        return True
+    said = (job.folder / "log.txt").read_text(errors="replace").strip().splitlines()
+    reason = said[-1] if said else f"the process ended with code {code}"
+    if code != FINAL and job.tries < TRIES:
+        log.warning("%s: %s; trying again", job.folder, reason)
+        return False
+    job.failure = reason
+    return True
+
+
+def work(asked: Run, folder: Path, on: Local, parent: int) -> None:
+    """What a worker process does. Its words go to log.txt in the run's folder."""
+    threading.Thread(target=die_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(on.threads)
+    with (folder / "log.txt").open("a", buffering=1) as words:
+        sys.stdout = sys.stderr = words
+        try:
+            store = None if on.store is None else Store(on.store)
+            run(asked, folder, data=on.data, store=store, watch=PlainWatch(words))
+        except BusyError as error:  # perhaps a worker of a queue that was killed a moment ago
+            print(error, file=words)
+            time.sleep(1)
+            sys.exit(1)
+        except EquipoiseError as error:
+            print(error, file=words)
+            sys.exit(FINAL)
+        except (OSError, RuntimeError) as error:  # a full disk, a lost GPU: worth another try
+            print(str(error).splitlines()[0] if str(error) else repr(error), file=words)
+            sys.exit(1)
+
+
+def die_with(parent: int) -> None:
+    """End this process when its parent is gone, so that a killed queue leaves nobody at work in its folders."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def multi_process_service() -> Iterator[None]:
+    """NVIDIA's MPS while the block runs: without it, processes on one GPU take turns instead of sharing it."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if not torch.cuda.is_available() or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield
+        return
+    if control is None:
+        log.warning("nvidia-cuda-mps-control is not there: runs on one GPU take turns, which is slower")
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        os.environ.update(places)
+        try:
+            begun = subprocess.run([control, "-d"], capture_output=True, text=True, check=False)
+            if begun.returncode:
+                log.warning("MPS does not start (%s): runs take turns, which is slower", begun.stderr.strip())
+                for name in places:
+                    del os.environ[name]
+            yield
+        finally:
+            if not begun.returncode:
+                subprocess.run([control], input="quit\n", capture_output=True, text=True, check=False)
+            for name in places:
+                os.environ.pop(name, None)

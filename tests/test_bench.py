@@ -1,0 +1,61 @@
+"""The benchmark measures what it says; how fast this machine is, no test can know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.bench import PerImage, Row, counted, rows_for, synthetic
+from equipoise.cli import command
+
+
+def test_flops_are_those_of_resnet_32_counted_by_hand() -> None:
+    # Multiply-adds of the convolutions, stage by stage; the last is the linear layer.
+    stage1 = 10 * 16 * 16 * 9 * 32 * 32
+    stage2 = (16 * 32 * 9 + 9 * 32 * 32 * 9 + 16 * 32) * 16 * 16
+    stage3 = (32 * 64 * 9 + 9 * 64 * 64 * 9 + 32 * 64) * 8 * 8
+    forward = 3 * 16 * 9 * 32 * 32 + stage1 + stage2 + stage3 + 64 * 60
+    flops, moved = counted(torch.device("cpu"))
+    assert flops == 3 * 2 * forward
+    outputs = 11 * 16 * 32 * 32 + 11 * 32 * 16 * 16 + 11 * 64 * 8 * 8
+    assert moved == 6 * 4 * outputs
+
+
+def test_the_peers_data_set_crops_mirrors_and_normalises() -> None:
+    images = synthetic(4)
+    torch.manual_seed(0)
+    seen = torch.stack([PerImage(images)[1][0] for _ in range(50)])
+    assert seen.shape == (50, 3, 32, 32)
+    assert len({tuple(x.flatten()[:50].tolist()) for x in seen}) > 20
+    assert seen.min() < -1.5 and seen.max() > 1.5
+
+
+def test_rows_on_a_gpu_have_every_engine_and_packing() -> None:
+    rows = rows_for(torch.device("cuda"), (2, 4))
+    assert [str(r) for r in rows if not r.teacher] == [
+        "DataLoader, PIL, eager, fp32",
+        "ours, eager",
+        "ours, captured",
+        "ours, compiled",
+        "ours, compiled, 2 at once",
+        "ours, compiled, 4 at once",
+    ]
+    assert len(rows) == 12 and rows[6] == Row(None, True)
+
+
+def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "bench.json"
+    assert command(["bench", "--images", "32", "--batch", "16", "--packed", "2", "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    said = capsys.readouterr().out
+    assert [r["packed"] for r in record["rows"]] == [1, 1, 2] * 2
+    for row in record["rows"]:
+        assert row["images_per_second"] > 0
+        assert f"{row['images_per_second']:,.0f}" in said
+    assert record["rows"][0]["ratio"] == record["rows"][3]["ratio"] == 1
+    assert record["hardware"]["cpu"] and record["versions"]["torch"] == torch.__version__
+    assert command(["bench", "--images", "8", "--batch", "16"]) == 2
+    assert "images must be a whole number of 32 or more" in capsys.readouterr().err

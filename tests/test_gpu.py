@@ -1,0 +1,121 @@
+"""What only a GPU can show: a recorded step computes what the step computes, and runs go on after a kill."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise import Balanced, Crop, ILBaseline, Learner, Meta, Recipe, Standard
+from equipoise.capture import ENGINES, prepared
+from equipoise.data import Images
+from equipoise.method import Step
+from equipoise.nets import Net
+from equipoise.randomness import generator
+from equipoise.run import Run, run
+from equipoise.state import new_net, place
+from equipoise.train import Position, convolutions, fit
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SHAPE = (3, 32, 32)
+
+
+def net_of(classes: int) -> Net:
+    net = new_net(ILBaseline(), SHAPE, torch.full((3,), 128.0), torch.full((3,), 64.0), generator(0))
+    net.head.widen(classes, generator(1))
+    return place(net, torch.device("cuda"))
+
+
+def trained(loss: Any, engine: Any, bf16: bool = False, epochs: int = 2, images: int = 300) -> tuple[Step, Position]:
+    gen = generator(7)
+    x = torch.randint(0, 256, (images, *SHAPE), dtype=torch.uint8, generator=gen)
+    y = torch.randint(0, 10, (images,), generator=gen)
+    data = Images(x, y).to("cuda")
+    held = data[torch.arange(40, device="cuda")]
+    net, teacher = net_of(10), net_of(6).eval().requires_grad_(False)
+    n = torch.bincount(data.y, minlength=10).float()
+    method = ILBaseline(loss)
+    state = {"alpha": torch.ones((), device="cuda")} if isinstance(loss, Meta) else {}
+    past = torch.arange(10, device="cuda") < 6
+    lam = method.loss.lam(n, past, state.get("alpha")).clone()
+    s = Step(1, 6, (6, 4), n, lam, data, held if state else None, net, teacher, state)
+    at = Position({name: torch.zeros_like(w) for name, w in net.named_parameters()})
+    with convolutions(torch.device("cuda")):
+        fit(method, s, Recipe(epochs=epochs, lr=0.01, batch=64), Crop(), 0, bf16, at, lambda e: None, engine=engine)
+    return s, at
+
+
+def distance(a: Step, b: Step) -> float:
+    """‖a − b‖ / ‖b‖ over all weights."""
+    pairs = list(zip(a.net.parameters(), b.net.parameters()))
+    apart = torch.stack([(x - y).double().pow(2).sum() for x, y in pairs]).sum()
+    size = torch.stack([y.double().pow(2).sum() for _, y in pairs]).sum()
+    return float((apart / size).sqrt())
+
+
+@pytest.mark.parametrize("loss", [Standard(), Balanced(), Meta(every=3, alpha_lr=1.0)], ids=lambda v: v.name)
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+def test_a_recorded_step_is_the_step(loss: Any, engine: str) -> None:
+    eager, _ = trained(loss, "eager")
+    recorded, at = trained(loss, engine)
+    assert at.epoch == 2
+    assert distance(recorded, eager) < 1e-3
+    assert distance(recorded, trained(loss, "eager", epochs=1)[0]) > 1e-3  # the second epoch did something
+    for key, value in eager.state.items():
+        assert recorded.state[key].item() == pytest.approx(value.item(), abs=1e-3)
+        assert value.item() != 1.0
+
+
+def test_bf16_is_near_fp32() -> None:
+    assert 1e-6 < distance(trained(Balanced(), "eager", bf16=True)[0], trained(Balanced(), "eager")[0]) < 0.05
+
+
+def test_recording_leaves_everything_as_it_was() -> None:
+    w, count = torch.ones(3, device="cuda"), torch.zeros(1, device="cuda")
+
+    def step() -> None:
+        w.mul_(2)
+        count.add_(1)
+
+    (replay,) = prepared("captured", lambda compiled: [step], [w, count])
+    assert w.tolist() == [1, 1, 1] and count.item() == 0
+    replay()
+    replay()
+    assert w.tolist() == [4, 4, 4] and count.item() == 2
+
+
+def test_what_cannot_be_recorded_is_said_and_done_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    w = torch.ones(3, device="cuda")
+
+    def step() -> None:
+        w.mul_(2)
+        w.sum().item()  # the host waits: not possible in a graph
+
+    with caplog.at_level(logging.WARNING, "equipoise"):
+        (plain,) = prepared("captured", lambda compiled: [step], [w])
+    assert "captured" in caplog.text and w.tolist() == [1, 1, 1]
+    plain()
+    assert w.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_digits_run_on_every_engine(engine: str, tmp_path: Path) -> None:
+    asked = Run(ILBaseline(Meta()), dataset="digits", memory="5", engine=engine, device="cuda", precision="fp32")
+    result = run(asked, tmp_path / "a")
+    assert result["average_incremental_accuracy"] > 60  # Standard is near 40
+    assert result["hardware"]["engine"] == engine and result["hardware"]["gpu"]
+
+
+def test_a_learner_moves_between_devices(tmp_path: Path) -> None:
+    gen = generator(3)
+    x = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=gen)
+    y = torch.arange(60) % 3
+    learner = Learner(ILBaseline(), memory=5, device="cuda", precision="fp32", recipe=Recipe(epochs=2, batch=20))
+    learner.learn(x, y)
+    learner.save(tmp_path / "model")
+    here = Learner.load(tmp_path / "model", device="cpu")
+    assert torch.allclose(here.logits(x), learner.logits(x).cpu(), atol=1e-4)

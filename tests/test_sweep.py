@@ -1,0 +1,175 @@
+"""Queues of runs: shared steps are computed once, failures harm nobody, and a killed queue goes on."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
+from equipoise.cli import command, every_choice, taken
+from equipoise.run import Run, run
+from equipoise.store import Store
+from equipoise.sweep import Job, Local, map, usual_workers
+
+QUICK = Recipe(epochs=2, lr=0.05, batch=32)
+
+
+def asked(loss: Any = None, **more: Any) -> Run:
+    settings = {"base": 6, "steps": 2, "memory": "4", "recipe": QUICK, "device": "cpu"} | more
+    return Run(ILBaseline(loss or Standard()), dataset="digits", **settings)
+
+
+def plain(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without what depends on when and where it was computed."""
+    steps = [{k: v for k, v in s.items() if k != "seconds"} for s in result["steps"]]
+    left_out = ("seconds", "reused", "hardware", "versions", "steps")
+    return {k: v for k, v in result.items() if k not in left_out} | {"steps": steps}
+
+
+def hold(folder: str, key: str, ready: Any) -> None:
+    with Store(Path(folder)).claim(key):
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_claim_keeps_others_waiting_until_its_holder_is_gone(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    holder = context.Process(target=hold, args=(str(tmp_path), "ab" * 16, ready))
+    holder.start()
+    assert ready.wait(60)
+    waited: list[float] = []
+
+    def on_wait() -> None:
+        waited.append(time.monotonic())
+        holder.kill()  # a process that dies gives its claim up
+
+    with Store(tmp_path).claim("ab" * 16, on_wait):
+        assert len(waited) == 1
+    with Store(tmp_path).claim("cd" * 16, on_wait):
+        assert len(waited) == 1  # another step is free
+    holder.join()
+
+
+def test_a_queue_gives_what_single_runs_give(tmp_path: Path) -> None:
+    runs = [asked(Standard()), asked(Balanced()), asked(Meta())]
+    jobs = [Job(one, tmp_path / str(i)) for i, one in enumerate(runs)]
+    told: list[int] = []
+    map(jobs, Local(workers=2, store=tmp_path / "store"), lambda jobs, busy: told.append(busy))
+    assert [job.failure for job in jobs] == [None] * 3
+    assert max(told) == 2 and told[-1] == 0
+    for i, (one, job) in enumerate(zip(runs, jobs)):
+        assert job.result is not None
+        assert plain(job.result) == plain(run(one, tmp_path / f"alone-{i}"))
+    # One base step for all three: computed by one of them, waited for or found by the others.
+    reused = [job.result["reused"] for job in jobs if job.result]
+    assert sorted(r is None for r in reused) == [False, False, True]
+
+
+def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -> None:
+    bad = asked(recipe=Recipe(epochs=2, lr=1e9, batch=32))
+    jobs = [Job(bad, tmp_path / "bad"), Job(asked(), tmp_path / "good")]
+    map(jobs, Local(workers=1))
+    assert jobs[0].result is None and "diverged" in (jobs[0].failure or "") and jobs[0].tries == 1
+    assert jobs[1].result is not None and jobs[1].failure is None
+
+
+def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
+    job = Job(asked(recipe=Recipe(epochs=30, lr=0.05, batch=32)), tmp_path / "a")
+    killed: list[int] = []
+
+    def kill(jobs: Any, busy: int) -> None:
+        metrics = tmp_path / "a" / "metrics.jsonl"
+        if not killed and metrics.is_file() and metrics.read_text().count("\n") >= 3:
+            for child in multiprocessing.active_children():
+                assert child.pid is not None
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+
+    map([job], Local(workers=1), kill)
+    assert killed and job.tries == 2 and job.failure is None
+    assert job.result is not None
+    assert plain(job.result) == plain(run(job.run, tmp_path / "straight"))
+
+
+def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
+    words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "40", "--seed", "0,1", "--memory", "4"]
+    words += ["--workers", "2", "--out", "runs", "--store", "store"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    queue = subprocess.Popen([sys.executable, "-m", "equipoise", *words], cwd=tmp_path, env=environment)
+    deadline = time.monotonic() + 90
+    while len(list(tmp_path.glob("runs/*/metrics.jsonl"))) < 2:
+        assert time.monotonic() < deadline and queue.poll() is None
+        time.sleep(0.05)
+    queue.kill()
+    queue.wait()
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("runs/*/result.json"))) == 2
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    jobs = [Job(asked(), tmp_path / "a")]
+    map(jobs, Local(workers=1))
+    again = [Job(asked(), tmp_path / "a")]
+    map(again, Local(workers=1))
+    assert again[0].tries == 0 and again[0].result == jobs[0].result
+
+
+def test_the_command_expands_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "8", "--steps", "1"]
+    assert command([*words, "--loss", "standard,balanced", "--seed=0,1", "--memory", "3", "--store", "s"]) == 0
+    said = capsys.readouterr().out
+    assert "4 of 4 done" in said and "Standard" in said and "Balanced" in said
+    results = [json.loads(p.read_text()) for p in Path("runs").glob("*/result.json")]
+    assert {(r["run"]["loss"], r["run"]["seed"]) for r in results} == {
+        (loss, seed) for loss in ("standard", "balanced") for seed in (0, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["--loss", "balanced,meta", "--memory", "1"], "meta"),
+        (["--loss", "balanced,blanced"], "did you mean 'balanced'"),
+        (["--workers", "many"], "--workers"),
+        (["--workers", "0"], "workers must be 1 or more"),
+        (["--steps", "5,3"], "--steps 3"),
+    ],
+)
+def test_a_mistake_in_any_run_is_said_before_the_first_begins(
+    words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", *words]) == 2
+    assert part in capsys.readouterr().err
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_lists_and_flags_are_taken_apart() -> None:
+    assert every_choice(["m", "--a", "1,2", "--b=x,y"]) == [
+        ["m", "--a", a, f"--b={b}"] for a in ("1", "2") for b in ("x", "y")
+    ]
+    assert taken("--a", ["m", "--a", "1", "--b"]) == (["m", "--b"], "1")
+    assert taken("--a", ["m", "--a=1"]) == (["m"], "1")
+    assert taken("--a", ["m", "--ab", "1"]) == (["m", "--ab", "1"], None)
+
+
+def test_there_is_at_least_one_worker(tmp_path: Path) -> None:
+    assert usual_workers() >= 1
+    with pytest.raises(UsageError):
+        map([Job(asked(), tmp_path / "a")], Local(workers=0))
