@@ -192,9 +192,9 @@ def test_help_of_run_lists_every_setting_with_its_default(capsys, dataset, own):
     expected = {f.name: str(f.default) for kind in LOSSES.values() for f in dataclasses.fields(kind)}
     expected |= {f.name: str(f.default) for f in dataclasses.fields(Run) if f.name not in ("method", "recipe")}
     expected |= {f.name: str(f.default) for f in dataclasses.fields(Recipe)} | {"milestones": "0.4 0.6 0.8"}
-    expected |= {"T": str(ILBaseline.T), "loss": "standard", "base": "half of the classes", "steps": "5"}
-    expected |= {"increment": "as --steps says", "out": "runs/ and a name made of the settings"}
-    expected |= {"store": "the user's cache", "data": "the user's cache, filled by a download", **own}
+    expected |= {"T": str(ILBaseline.T), "loss": "standard", "out": "runs/ and a name made of the settings"}
+    expected |= {"store": "$EQUIPOISE_STORE or ~/.cache/equipoise/store"}
+    expected |= {"data": "$EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download", **own}
     assert len(expected) >= 28
     for name, default in expected.items():
         text = flags[name.replace("_", "-")]
@@ -273,7 +273,7 @@ def test_the_other_settings_reach_the_run(capsys):
     settings = result()["run"]
     recipe = {"epochs": 2, "lr": 0.01, "milestones": [0.5, 0.75], "decay": 0.5, "batch": 16, "momentum": 0.8}
     assert settings["recipe"] == {**recipe, "weight_decay": 0.001}
-    expected = {"method": "il-baseline", "loss": "relaxed", "epsilon": "1.5", "T": 3.0, "dataset": "digits", "base": 4}
+    expected = {"method": "il-baseline", "loss": "relaxed", "epsilon": 1.5, "T": 3.0, "dataset": "digits", "base": 4}
     expected |= {"steps": 2, "increment": 3, "order": "order.txt", "memory": "total:30", "select": "random"}
     expected |= {"seed": 7, "precision": "bf16", "device": "cpu"}
     assert {k: settings[k] for k in expected} == expected
@@ -786,8 +786,6 @@ def test_no_permission_gets_a_sentence(capsys, monkeypatch):
 FULL_AT = {
     "the settings": "run/run.json",
     "the metrics": "run/metrics.jsonl",
-    "a shared step's tensors": "store/.*safetensors",
-    "a shared step": "store/.*learner.json",
     "the checkpoint's tensors": "run/checkpoint/.*safetensors",
     "the checkpoint": "run/checkpoint/learner.json",
     "the model": "run/model/.*safetensors",
@@ -819,6 +817,43 @@ def test_a_full_disk_loses_nothing(capsys, monkeypatch, straight, where):
     assert not [p for p in (*Path("run").rglob(".*"), *Path("store").rglob(".*")) if p.name != ".lock"]  # no debris
     done(capsys, *SHORT, "--store", "store", "--out", "run")
     assert measured("run") == straight
+
+
+@pytest.mark.parametrize("where", ["store/.*safetensors", "store/.*learner.json"])
+def test_a_step_that_cannot_be_shared_does_not_stop_the_run(capsys, monkeypatch, straight, where):
+    write_file, failed = checkpoint.write_file, []
+
+    def full(path, data):
+        if re.search(where, str(path)):
+            failed.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_file(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+    said = done(capsys, *SHORT, "--store", "store", "--out", "run").err
+    assert failed and "cannot be shared with other runs" in said and "No space left" in said
+    assert entries("store") == [] and not list(Path("store").rglob("*.partial"))
+    assert measured("run") == straight
+
+
+def test_a_store_that_cannot_be_used_is_said_before_anything_is_computed(capsys):
+    Path("file").write_text("")
+    said = refused(capsys, 1, *SHORT, "--store", "file/store", "--out", "run")
+    assert "file/store" in said and not Path("run/metrics.jsonl").exists()
+
+
+def test_a_fault_of_ours_is_one_sentence(capsys, monkeypatch):
+    def broken(*args, **more):
+        raise ZeroDivisionError("by zero\nand more")
+
+    monkeypatch.setattr(cli, "run", broken)
+    assert refused(capsys, 1, *SHORT) == "equipoise: unexpected ZeroDivisionError: by zero; --debug shows where"
+
+
+def test_of_two_data_sets_the_last_one_counts_everywhere(capsys):
+    done(capsys, "run", "il-baseline", "--dataset", "cifar100", "--dataset", "digits", "--epochs", "1", "--out", "run")
+    recipe = result()["run"]["recipe"]
+    assert (result()["run"]["dataset"], recipe["lr"], recipe["batch"]) == ("digits", 0.05, 32)
 
 
 def test_training_that_diverges(capsys):
@@ -895,7 +930,10 @@ def test_ctrl_c_in_the_middle_of_training(capsys):
     assert process.returncode == 1
     assert out == "" and "Traceback" not in err
     said = [line for line in err.splitlines() if not line.startswith("step ")]
-    assert said == ["equipoise: stopped; the same command goes on from the last checkpoint in run"]
+    assert said == [
+        "stopping at the end of this epoch; Ctrl-C again stops at once",
+        "equipoise: stopped; the same command goes on from the last checkpoint in run",
+    ]
     assert not Path("run/result.json").exists()
     again = done(capsys, *words, "--out", "run").err
     first = re.match(r"step (\d)/1, epoch (\d+)/15: ", again)

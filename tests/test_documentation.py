@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import re
 import sys
@@ -60,7 +61,25 @@ def test_the_toy_methods_objective_is_what_its_docstring_says(toy: type[Method])
     assert torch.allclose(value, ce + 3.0 * (1 - cos).mean(), rtol=1e-9)
 
 
-def test_the_toy_method_runs_resumes_and_records(toy: type[Method], tmp_path: Path) -> None:
+def test_the_documents_second_block_runs(toy: type[Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"KeepFeatures": toy}
+    exec(compile(blocks(ROOT / "docs/adding-a-method.md")[1], "adding-a-method.md", "exec", dont_inherit=True), scope)
+    assert scope["result"]["average_incremental_accuracy"] > 30
+    assert (tmp_path / "runs/keep-features/result.json").is_file()
+
+
+def test_a_method_without_a_name_is_called_like_its_class() -> None:
+    class Nameless(Method):
+        pass
+
+    assert Nameless.name == "nameless"
+    del Nameless
+    gc.collect()  # it is not to be a word of the command line in later tests
+    assert "nameless" not in known()
+
+
+def test_the_toy_method_runs_and_records(toy: type[Method], tmp_path: Path) -> None:
     asked = Run(toy(loss=Meta()), dataset="digits", base=8, steps=1, memory="4", recipe=QUICK, device="cpu")
     result = run(asked, tmp_path / "a")
     assert known()["keep-features"] is toy

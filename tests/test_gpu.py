@@ -17,7 +17,7 @@ from equipoise.nets import Net
 from equipoise.randomness import generator
 from equipoise.run import Run, run
 from equipoise.state import new_net, place
-from equipoise.train import Position, convolutions, fit
+from equipoise.train import Position, fit, working_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -44,7 +44,7 @@ def trained(loss: Any, engine: Any, bf16: bool = False, epochs: int = 2, images:
     lam = method.loss.lam(n, past, state.get("alpha")).clone()
     s = Step(1, 6, (6, 4), n, lam, data, held if state else None, net, teacher, state)
     at = Position({name: torch.zeros_like(w) for name, w in net.named_parameters()})
-    with convolutions(torch.device("cuda")):
+    with working_on(torch.device("cuda")):
         fit(method, s, Recipe(epochs=epochs, lr=0.01, batch=64), Crop(), 0, bf16, at, lambda e: None, engine=engine)
     return s, at
 
@@ -81,8 +81,8 @@ def test_recording_leaves_everything_as_it_was() -> None:
         w.mul_(2)
         count.add_(1)
 
-    (replay,) = prepared("captured", lambda compiled: [step], [w, count])
-    assert w.tolist() == [1, 1, 1] and count.item() == 0
+    (replay,), engine = prepared("captured", lambda compiled: [step], [w, count])
+    assert w.tolist() == [1, 1, 1] and count.item() == 0 and engine == "captured"
     replay()
     replay()
     assert w.tolist() == [4, 4, 4] and count.item() == 2
@@ -96,8 +96,8 @@ def test_what_cannot_be_recorded_is_said_and_done_all_the_same(caplog: pytest.Lo
         w.sum().item()  # the host waits: not possible in a graph
 
     with caplog.at_level(logging.WARNING, "equipoise"):
-        (plain,) = prepared("captured", lambda compiled: [step], [w])
-    assert "captured" in caplog.text and w.tolist() == [1, 1, 1]
+        (plain,), engine = prepared("captured", lambda compiled: [step], [w])
+    assert "captured" in caplog.text and w.tolist() == [1, 1, 1] and engine == "eager"
     plain()
     assert w.tolist() == [2, 2, 2]
 

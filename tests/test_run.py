@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import importlib.util
+import itertools
 import json
+import os
 import shutil
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -545,3 +550,86 @@ def test_balanced_beats_standard_with_a_small_memory(recorded: dict[tuple[str, s
 def test_balanced_and_relaxed_beat_standard_without_memory(recorded: dict[tuple[str, str], float]) -> None:
     assert recorded["balanced", "0"] > recorded["standard", "0"] + 5
     assert recorded["relaxed", "0"] > recorded["standard", "0"] + 5
+
+
+OUTSIDE = """
+from dataclasses import dataclass
+from typing import ClassVar
+from equipoise import ILBaseline
+
+@dataclass(frozen=True)
+class Mine(ILBaseline):
+    name: ClassVar[str] = "mine"
+    def objective(self, s, y, out, ref):
+        return {sign}self.loss(out.z, y, s)
+"""
+
+
+def outside(folder: Path, module: str, sign: str) -> Any:
+    """A method in a user's own file."""
+    path = folder / f"{module}.py"
+    path.write_text(OUTSIDE.format(sign=sign))
+    spec = importlib.util.spec_from_file_location(module, path)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[module] = found
+    spec.loader.exec_module(found)
+    return found.Mine()
+
+
+def test_methods_from_outside_do_not_share_what_they_compute(tmp_path: Path) -> None:
+    """Two of one name with other code, and one whose code was edited: each computes its own states."""
+    store = Store(tmp_path / "store")
+    settings: dict[str, Any] = {"dataset": "digits", "base": 8, "steps": 1, "memory": "2", "recipe": RECIPE}
+    a, b = outside(tmp_path, "mine_a", ""), outside(tmp_path, "mine_b", "0.1 * ")
+    assert a.name == b.name == "mine"
+    first = run(Run(a, **settings), tmp_path / "a", store=store)
+    second = run(Run(b, **settings), tmp_path / "b", store=store)
+    assert second["reused"] is None
+    assert run(Run(a, **settings), tmp_path / "a2", store=store)["reused"] is not None
+    with pytest.raises(RunError, match="method_code"):
+        run(Run(b, **settings), tmp_path / "a", store=store)
+    edited = outside(tmp_path, "mine_a", "2 * ")
+    third = run(Run(edited, **settings), tmp_path / "c", store=store)
+    assert third["reused"] is None
+    assert first["steps"][0]["top1"] is not None
+
+
+def test_the_number_of_threads_is_part_of_what_determines_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = prepare(Run(ILBaseline(), dataset="digits", device="cpu"))
+    one = plan.keys()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert not set(one) & set(plan.keys())
+
+
+def test_equal_settings_are_equal_however_they_are_written(tmp_path: Path) -> None:
+    order = tmp_path / "order.txt"
+    order.write_text(" ".join(map(str, range(10))))
+    settings: dict[str, Any] = {"dataset": "digits", "base": 8, "steps": 1, "memory": "0", "recipe": RECIPE}
+    run(Run(ILBaseline(Relaxed(1)), order="natural", **settings), tmp_path / "a")
+    again = run(Run(ILBaseline(Relaxed("1.0")), order=str(order), **settings), tmp_path / "a")
+    assert again["run"]["order"] == "natural"
+
+
+def test_a_method_field_named_like_a_recipes_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Clash(ILBaseline):
+        momentum: float = 1.0
+
+    with pytest.raises(UsageError, match="momentum"):
+        prepare(Run(Clash(), dataset="digits"))
+
+
+def test_two_writers_of_one_shared_step_leave_one_whole_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    learner = Learner(ILBaseline(), memory=2, recipe=RECIPE, device="cpu")
+
+    def other(folder: Path) -> None:
+        learner.save(folder, {"who": "first"})
+        store.put("ab" * 16, lambda inner: learner.save(inner, {"who": "second"}))  # in the meantime
+
+    # The second one is done before the first is renamed: it stays, and the first leaves nothing behind.
+    monkeypatch.setattr(os, "getpid", functools.partial(next, itertools.count()))
+    store.put("ab" * 16, other)
+    assert Learner(ILBaseline(), memory=2, device="cpu").restore(store.entry("ab" * 16)) == {"who": "second"}
+    assert [p.name for p in store.entry("ab" * 16).parent.iterdir()] == ["ab" * 16]

@@ -29,14 +29,14 @@ from .augment import Crop
 from .capture import ENGINES, Engine
 from .data import Images
 from .losses import Balanced, distillation
+from .machine import hardware, versions
 from .method import Recipe, Step
 from .methods.il_baseline import ILBaseline
 from .nets import Net
 from .randomness import generator
-from .run import hardware, versions
 from .state import new_net, place
 from .sweep import multi_process_service
-from .train import Epoch, Position, convolutions, fit
+from .train import Epoch, Position, fit, working_on
 
 SHAPE = (3, 32, 32)
 OLD, ALL = 50, 60
@@ -89,7 +89,7 @@ def ours(row: Row, images: int, batch: int, device: torch.device, bf16: bool, st
         if e.epoch == 1 and start is not None:
             start.wait()
 
-    with convolutions(device):
+    with working_on(device):
         recipe = Recipe(epochs=3, batch=batch)
         fit(method, s, recipe, Crop(), 0, bf16, Position(momentum), note, engine=row.engine)
     return float(np.mean(speeds[1:]))

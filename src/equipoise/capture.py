@@ -25,24 +25,24 @@ WARM_UP = 3
 log = logging.getLogger("equipoise")
 
 
-def prepared(engine: Engine, make: Callable[[bool], Steps], state: Sequence[Tensor]) -> Steps:
+def prepared(engine: Engine, make: Callable[[bool], Steps], state: Sequence[Tensor]) -> tuple[Steps, Engine]:
     """The steps that `make` makes (with compiled backbones or not), ready to be called as the engine says.
 
     `state` is every tensor that a step changes; it is left as it was. Where a compiler, a driver or an operator does
-    not go along, that is said and the next simpler engine is taken.
+    not go along, that is said and the next simpler engine is taken; the one taken is returned too.
     """
     for attempt in ENGINES[ENGINES.index(engine) :]:
         steps = make(attempt == "compiled")
         if attempt == "eager":
             break
         try:
-            return [captured(step, state) for step in steps]
+            return [captured(step, state) for step in steps], attempt
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             reason = str(error).strip().splitlines()
             log.warning("training cannot be %s here, and is slower: %s", attempt, reason[0] if reason else repr(error))
-    return steps
+    return steps, "eager"
 
 
 def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:

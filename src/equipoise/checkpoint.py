@@ -66,7 +66,7 @@ def save(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None
         raise
     for other in folder.glob("learner-*.safetensors"):  # an earlier save, or one that was cut off
         if other.name != name:
-            other.unlink()
+            other.unlink(missing_ok=True)
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

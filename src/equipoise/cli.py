@@ -20,7 +20,7 @@ from rich.progress import Progress
 from tyro.conf import arg
 
 from . import __version__, methods, record, sweep
-from .checkpoint import write_json
+from .checkpoint import INFO, write_json
 from .datasets import SHAPES
 from .demo import demo
 from .errors import EquipoiseError, UsageError, check, unknown
@@ -39,51 +39,29 @@ def _hint(text: str) -> Any:
     return arg(help_behavior_hint=f"(default: {text})", metavar="VALUE")
 
 
-@dataclass
-class Flags:
-    """What `equipoise run METHOD` takes beside the method's own flags and the recipe."""
+@dataclass(frozen=True)
+class Flags(Run):
+    """What `equipoise run METHOD` takes: the fields of a run, one of a loss's, and where things are."""
 
     loss: str = "standard"
     """classification loss: standard, balanced, meta or relaxed"""
     alpha: Annotated[float | None, _hint("1.0")] = None
-    """balanced: importance of old classes in the softmax"""
+    """balanced: importance of old classes in the softmax; below 1, they are protected more"""
     epsilon: Annotated[str | None, _hint("0.2%")] = None
     """relaxed: λ of old classes, a count or a percentage of the images of the largest new class"""
     alpha_lr: Annotated[float | None, _hint("1.0")] = None
-    """meta: learning rate of α"""
+    """meta: learning rate of α; not in the paper, whose algorithm prints none (that is, 1)"""
     every: Annotated[int | None, _hint("10")] = None
     """meta: optimisation steps from one update of α to the next"""
     hold: Annotated[float | None, _hint("0.1")] = None
-    """meta: fraction of the memory per class that is held out"""
+    """meta: fraction of the memory per class that is held out, at least one image of every class"""
     count: Annotated[str | None, _hint("train")] = None
-    """meta: what n_i counts, the images trained on (train) or all"""
-    dataset: str = "cifar100"
-    """digits (embedded) or cifar100"""
-    data: Annotated[Path | None, _hint("the user's cache, filled by a download")] = None
-    """folder with the data set's files"""
-    base: Annotated[int | None, _hint("half of the classes")] = None
-    """classes of the base step"""
-    steps: Annotated[int | None, _hint("5")] = None
-    """steps after the base step"""
-    increment: Annotated[int | None, _hint("as --steps says")] = None
-    """classes of each step after the base step, instead of --steps"""
-    order: str = "1993"
-    """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
-    memory: str = "20"
-    """exemplars kept: 20 of every class, total:2000 in all, or 0"""
-    select: Literal["herding", "random"] = "herding"
-    """how exemplars are chosen"""
-    seed: int = 0
-    """of weights, batches, augmentation and everything else that is random"""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto is bf16 on a GPU that has it, else fp32"""
-    device: str = "auto"
-    """auto, cpu or cuda"""
-    engine: Literal["auto", "compiled", "captured", "eager"] = "auto"
-    """how training steps are launched, which changes only their speed: auto is compiled on a GPU, eager on a CPU"""
+    """meta: what n_i counts, the images trained on (train) or these and the held-out ones (all)"""
     out: Annotated[Path | None, _hint("runs/ and a name made of the settings")] = None
     """the run's folder"""
-    store: Annotated[str | None, _hint("the user's cache")] = None
+    data: Annotated[Path | None, _hint("$EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download")] = None
+    """folder with the data set's files"""
+    store: Annotated[str | None, _hint("$EQUIPOISE_STORE or ~/.cache/equipoise/store")] = None
     """folder where steps are shared with other runs; `none` to share none"""
     checkpoint: float = 30.0
     """seconds between checkpoints"""
@@ -105,8 +83,9 @@ class Flags:
 
     def run_with(self, kind: type[Method], method: Method, recipe: Recipe) -> Run:
         """The run that the flags describe."""
-        same = {f.name for f in dataclasses.fields(Run)} & {f.name for f in dataclasses.fields(Flags)}
-        settings = {name: getattr(self, name) for name in same}
+        settings = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(Run) if f.name not in ("method", "recipe")
+        }
         own = {**_values(method), "loss": self.made_loss()}
         return Run(method=kind(**own), recipe=Recipe(**_values(recipe)), **settings)
 
@@ -131,7 +110,7 @@ def parsed_run(argv: list[str], verb: str) -> tuple[Any, Run]:
         raw, recipe = _unchecked(kind), _unchecked(Recipe)
         usual = recipe(**_values(kind().recipe(shape)))
         own = [("method", raw, field(default_factory=raw)), ("recipe", recipe, field(default=usual))]
-        flags = dataclasses.make_dataclass(kind.__name__, own, bases=(Flags,))
+        flags = dataclasses.make_dataclass(kind.__name__, own, bases=(Flags,), frozen=True)
         flags.__doc__ = kind.__doc__
         kinds[name] = flags
     f: Any = tyro.extras.subcommand_cli_from_dict(
@@ -164,7 +143,9 @@ def run_verb(argv: list[str]) -> None:
         )
     except KeyboardInterrupt:
         watch.close()
-        raise EquipoiseError(f"stopped; the same command goes on from the last checkpoint in {out}") from None
+        there = (out / "checkpoint" / INFO).is_file()
+        then = f"goes on from the last checkpoint in {out}" if there else "starts anew: there was no checkpoint yet"
+        raise EquipoiseError(f"stopped; the same command {then}") from None
     finally:
         watch.close()
     print_result(result, for_output())
@@ -223,13 +204,17 @@ class SweepProgress:
 
 
 def taken(flag: str, argv: list[str]) -> tuple[list[str], str | None]:
-    """The words without a flag and its value, and that value."""
-    for i, word in enumerate(argv):
-        if word == flag and i + 1 < len(argv):
-            return argv[:i] + argv[i + 2 :], argv[i + 1]
-        if word.startswith(f"{flag}="):
-            return argv[:i] + argv[i + 1 :], word.split("=", 1)[1]
-    return argv, None
+    """The words without a flag and its value, and that value; of several, the last one counts."""
+    rest, value = [], None
+    words = iter(argv)
+    for word in words:
+        if word == flag:
+            value = next(words, None)
+        elif word.startswith(f"{flag}="):
+            value = word.split("=", 1)[1]
+        else:
+            rest.append(word)
+    return rest, value
 
 
 def every_choice(argv: list[str]) -> list[list[str]]:
@@ -370,6 +355,12 @@ def command(argv: list[str]) -> int:
             traceback.print_exc()
         print(f"equipoise: {sentence(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except Exception as error:  # a fault of ours; even so, no page of code for somebody who asked for a result
+        if debug:
+            traceback.print_exc()
+        words = str(error).strip().splitlines() or [""]
+        print(f"equipoise: unexpected {type(error).__name__}: {words[0]}; --debug shows where", file=sys.stderr)
+        return 1
 
 
 def sentence(error: Exception) -> str:

@@ -66,6 +66,7 @@ def class_order(order: str, classes: int) -> list[int]:
     `order` is a seed for NumPy's legacy generator (1993 is what this field uses), `natural`, or a file that
     lists every label once, separated by white space or commas.
     """
+    order = str(order)
     if order == "natural":
         return list(range(classes))
     if order.isascii() and order.isdecimal():
@@ -92,6 +93,9 @@ def class_order(order: str, classes: int) -> list[int]:
 
 def step_sizes(classes: int, base: int, steps: int | None, increment: int | None) -> tuple[int, ...]:
     """How many classes each step brings: the base step's, then the others', all of them equal."""
+    for name, value in (("base", base), ("steps", steps), ("increment", increment)):
+        if value is not None and not isinstance(value, int):
+            raise UsageError(f"--{name} must be a whole number, not {value!r}")
     if not 2 <= base < classes:
         raise UsageError(
             f"--base {base} must be from 2 to {classes - 1}: there are {classes} classes to learn, in steps"

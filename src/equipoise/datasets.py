@@ -6,11 +6,11 @@ Every file of CIFAR-100 is compared with its published checksum before anything 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import pickle
-import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,9 +29,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from .augment import Crop
 from .data import Images, channel_statistics
 from .errors import DataError, unknown
-
-if sys.platform != "win32":
-    import fcntl
 
 SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
 """The data sets that `load` knows, and the shape of their images: channels, height, width."""
@@ -75,8 +72,6 @@ class Dataset:
 
     name: str
     """what `load` calls it"""
-
-    """which backbone and recipe suit it: tiny (digits) or small (cifar100)"""
     train: Images
     """on the CPU; the labels are the data set's own, from 0"""
     test: Images
@@ -188,9 +183,8 @@ def _archive(folder: Path) -> Path | None:
 def _alone(folder: Path) -> Iterator[None]:
     """Waits until no other process fills the folder; the lock ends with its process, however that ends."""
     with (folder / ".equipoise.lock").open("w") as lock:
-        if sys.platform != "win32":
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .folder import Result
 from .losses import Balanced, Loss, Meta, Relaxed, Standard
 from .methods.il_baseline import ILBaseline
-from .run import Result, Run, run
+from .run import Run, run
 from .show import mean_and_deviation
 from .store import Store
 from .train import Epoch

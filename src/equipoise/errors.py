@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 
 
@@ -50,9 +51,11 @@ def check(
     whole: bool = False,
 ) -> None:
     """Refuse a setting that is not a finite number within its bounds, or not a whole one where it must be."""
-    if isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        low = (least is None or value >= least) and (above is None or value > above)
-        if low and (most is None or value <= most) and (below is None or value < below):
+    kind = numbers.Integral if whole else numbers.Real
+    if isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value):
+        x = float(value)
+        low = (least is None or x >= least) and (above is None or x > above)
+        if low and (most is None or x <= most) and (below is None or x < below):
             return
     bounds = [(least, "of {:g} or more"), (above, "above {:g}"), (most, "at most {:g}"), (below, "below {:g}")]
     words = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)

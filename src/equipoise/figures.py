@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from .run import Result
+from .folder import Result
 
 COLOURS = ("#8c8c8c", "#1f6fb4", "#d9730d", "#2c8a4b", "#8e4fb0", "#b8322a", "#0e8a92", "#a08a00")
 
@@ -23,9 +23,11 @@ def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
     """A panel for each title: accuracy on all classes so far, by their number; mean over seeds and its deviation."""
     figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.9), sharey=True, squeeze=False)
     for axis, (title, curves) in zip(axes[0], panels.items()):
+        ticks: set[int] = set()
         for colour, (name, results) in zip(COLOURS * len(curves), curves):
             x = [record["classes"] for record in results[0]["steps"]]
             y = np.array([[record["top1"] for record in result["steps"]] for result in results])
+            ticks.update(x)
             average = np.mean([result["average_incremental_accuracy"] for result in results])
             axis.plot(x, y.mean(0), color=colour, marker="o", markersize=4, label=f"{name} ({average:.1f})")
             if len(results) > 1:
@@ -33,7 +35,7 @@ def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
                 axis.fill_between(x, y.mean(0) - spread, y.mean(0) + spread, color=colour, alpha=0.15, linewidth=0)
         axis.set_title(title, fontsize=11)
         axis.set_xlabel("classes learned")
-        axis.set_xticks(x)
+        axis.set_xticks(sorted(ticks) if len(ticks) <= 12 else [min(ticks), max(ticks)])
         axis.set_ylim(0, 102)
         axis.grid(color="#e6e6e6")
         axis.set_axisbelow(True)

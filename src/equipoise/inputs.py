@@ -33,7 +33,12 @@ def resolve_precision(name: str, device: torch.device) -> bool:
     """Whether to compute in bf16: auto does so on a GPU that has it."""
     if name not in ("auto", "fp32", "bf16"):
         raise UsageError(f"precision must be auto, fp32 or bf16, not {name!r}")
-    return name == "bf16" or (name == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+    return name == "bf16" or (name == "auto" and device.type == "cuda" and _has_bf16(device))
+
+
+def _has_bf16(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def resolve_engine(name: str, device: torch.device) -> Engine:

@@ -17,13 +17,13 @@ from .augment import Crop
 from .data import Images, channel_statistics, join
 from .errors import DataError, RunError, UsageError
 from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
-from .losses import Meta
+from .losses import Loss, Meta
 from .memory import Budget
 from .method import Method, Recipe, Step
 from .methods.il_baseline import ILBaseline
 from .randomness import generator
 from .state import Live, State, new_net, pack, place, unpack
-from .train import Epoch, Position, convolutions, fit, trained
+from .train import Epoch, Position, fit, trained, working_on
 
 FORMAT = 1
 """of saved learners; raised when an older version could not read them"""
@@ -70,6 +70,11 @@ class Learner:
         """
         if method is not None and not isinstance(method, Method):
             raise UsageError(f"method must be a Method such as ILBaseline(), not {method!r}")
+        if method is not None and not isinstance(method.loss, Loss):
+            raise UsageError(f"a method's loss must be a Loss such as Balanced(), not {method.loss!r}")
+        for name, value, kind in (("recipe", recipe, Recipe), ("augment", augment, Crop)):
+            if value is not None and not isinstance(value, kind):
+                raise UsageError(f"{name} must be a {kind.__name__}(), not {value!r}")
         if select not in ("herding", "random"):
             raise UsageError(f"select must be 'herding' or 'random', not {select!r}")
         self.method = ILBaseline() if method is None else method
@@ -89,6 +94,7 @@ class Learner:
         self.progress_: Epoch | None = None
         self._state = State()
         self._live: Live | None = None
+        self._learning = False
         self.method.loss.check_memory(self.budget_.share(1))
 
     # What is known ------------------------------------------------------------------------------------------
@@ -141,6 +147,8 @@ class Learner:
                 `learner.progress_` says where it is. It does not change what is learned.
             tick: called after every batch with the epochs done so far, such as 2.25, to show that it goes on.
         """
+        if self._learning:
+            raise UsageError("learn was called by its own callback: a step is learned after the other")
         x = as_images(images)
         names = as_labels(labels, len(x))
         if self._live is None:
@@ -154,7 +162,7 @@ class Learner:
         live = self._begin(data, names_new) if self._live is None else self._continue(data)
 
         before = self._live
-        self._live = live
+        self._live, self._learning = live, True
         try:
             self._train(live, data, callback, tick or (lambda epochs: None))
             self._finish(live, data)
@@ -163,7 +171,7 @@ class Learner:
             self._live = before
             raise
         finally:
-            self.progress_ = None
+            self.progress_, self._learning = None, False
         return self
 
     def _new_classes(self, names: list[Hashable], x: Tensor) -> list[Hashable]:
@@ -241,6 +249,8 @@ class Learner:
         assert state.net is not None and state.exemplars is not None
         t, n_old = len(state.sizes) - 1, len(self._state.classes)
         everything = join(data, state.exemplars)
+        if len(everything) < 2:
+            raise UsageError("a step needs at least two images to train on")
         train, held = everything, None
         if "alpha" in state.extra:
             train, held = self._hold_out(everything, n_old, t)
@@ -258,8 +268,11 @@ class Learner:
 
         # Only what is trained has momentum; a method may have frozen some weights.
         live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
-        with torch.enable_grad(), convolutions(self.device_):
-            fit(self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick, self.engine_)
+        with torch.enable_grad(), working_on(self.device_):
+            # What could not be compiled or recorded once is not tried again in every step.
+            self.engine_ = fit(
+                self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick, self.engine_
+            )
 
     def settings_for(self, shape: tuple[int, int, int]) -> tuple[Recipe, Crop]:
         """The recipe and the augmentation for images of shape (channels, height, width)."""
@@ -332,14 +345,10 @@ class Learner:
         training = net.training
         net.eval()
         try:
-            with (
-                torch.no_grad(),
-                convolutions(self.device_),
-                torch.autocast(self.device_.type, torch.bfloat16, enabled=self.bf16_),
-            ):
+            # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars.
+            with torch.no_grad(), working_on(self.device_):
                 for part in torch.split(x, chunk):
-                    out = net(part.to(self.device_))
-                    yield out._replace(z=out.z.float(), h=out.h.float())
+                    yield net(part.to(self.device_))
         finally:
             net.train(training)
 
@@ -389,8 +398,11 @@ class Learner:
         """
         tensors, info = checkpoint.load(Path(path))
         with _readable(path):
-            saved = info["device"]
-            there = saved != "cuda" or torch.cuda.is_available()
+            try:
+                resolve_device(info["device"])
+                saved = info["device"]
+            except RunError:
+                saved = "auto"
             mean_std = info["normalise"]
             learner = cls(
                 record.method_from(info["method"]),
@@ -400,7 +412,7 @@ class Learner:
                 augment=None if info["augment"] is None else record.crop_from(info["augment"]),
                 normalise=None if mean_std is None else (mean_std[0], mean_std[1]),
                 seed=info["seed"],
-                device=device or (saved if there else "auto"),
+                device=device or saved,
                 precision=info["precision"],
             )
             learner._take(tensors, info)

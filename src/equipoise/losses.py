@@ -67,6 +67,7 @@ class Loss:
     """A classification loss: a rule for λ. `past` marks the old classes, `n` counts the training images."""
 
     name: ClassVar[str] = ""
+    """what it is called at the command line and in records"""
 
     def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
         """λ for every class; `alpha` is Meta's current value."""
@@ -116,10 +117,6 @@ class Relaxed(Loss):
     """λ of the old classes: a count, or a percentage of the images of the largest new class"""
 
     def __post_init__(self) -> None:
-        self.value(1.0)
-
-    def value(self, largest: float | Tensor) -> float | Tensor:
-        """ε as a count, where the largest new class has `largest` images."""
         text = str(self.epsilon).strip()
         try:
             number = float(text.removesuffix("%"))
@@ -128,7 +125,14 @@ class Relaxed(Loss):
         check("epsilon", number, least=0, most=HUGE)
         if number != 0:
             check("an epsilon that is not 0", number, least=TINY)
-        return largest * (number / 100) if text.endswith("%") else number
+        # One way to write it, so that equal settings are equal: 1 and "1" and "1.0", or "0.2%" and "0.20 %".
+        object.__setattr__(self, "epsilon", f"{number:g}%" if text.endswith("%") else number)
+
+    def value(self, largest: float | Tensor) -> float | Tensor:
+        """ε as a count, where the largest new class has `largest` images."""
+        if isinstance(self.epsilon, str):
+            return largest * (float(self.epsilon.removesuffix("%")) / 100)
+        return self.epsilon
 
     def check_memory(self, *shares: int) -> None:
         """ε = 0 goes with no memory only."""
@@ -159,7 +163,7 @@ class Meta(Loss):
     """what n_i counts: the images trained on, or these and the held-out ones"""
 
     def __post_init__(self) -> None:
-        check("alpha-lr", self.alpha_lr, least=0)
+        check("alpha-lr", self.alpha_lr, least=0, most=1e12)
         check("every", self.every, least=1, whole=True)
         check("hold", self.hold, above=0, below=1)
         if self.count not in ("train", "all"):

@@ -20,14 +20,16 @@ class Budget:
     """How much may be kept: so many images of every class (it grows with the classes), or so many in all."""
 
     per_class: int = 0
+    """images of every class, where there is no total"""
     total: int | None = None
+    """images in all"""
 
     @classmethod
     def parse(cls, text: str | int) -> Budget:
         """`20`: of every class; `total:2000`: in all, in equal shares; `0`: nothing."""
         word = str(text).strip()
         number = word.removeprefix("total:")
-        if not number.isdecimal():
+        if not number.isdecimal() or len(number) > 12:
             raise UsageError(f"memory must be a number such as 20 (of every class), total:2000 or 0, not {word!r}")
         return cls(total=int(number)) if word != number else cls(per_class=int(number))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .data import Images
-from .errors import check
+from .errors import UsageError, check
 from .losses import Loss, Standard
 from .nets import Backbone, Head, LinearHead, Net, Out, ResNet32, SmallNet, scale
 
@@ -35,13 +35,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check("epochs", self.epochs, least=1, whole=True)
-        check("lr", self.lr, above=0)
+        check("lr", self.lr, above=0, most=1e30)
+        if not isinstance(self.milestones, tuple):
+            raise UsageError(f"milestones must be a tuple of fractions of the epochs, not {self.milestones!r}")
         for milestone in self.milestones:
             check("each of the milestones, a fraction of the epochs,", milestone, above=0, most=1)
         check("decay", self.decay, above=0, most=1)
         check("batch", self.batch, least=2, whole=True)  # batch statistics need two images
         check("momentum", self.momentum, least=0, below=1)
-        check("weight-decay", self.weight_decay, least=0)
+        check("weight-decay", self.weight_decay, least=0, most=1e12)
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 0."""
@@ -97,6 +99,12 @@ class Method:
 
     loss: Loss = Standard()
     """the classification loss"""
+
+    def __init_subclass__(cls) -> None:
+        """A method without a name of its own is called like its class."""
+        super().__init_subclass__()
+        if not cls.name:
+            cls.name = cls.__name__.lower()
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """The whole training loss of a batch with labels y: a pure function of its arguments.

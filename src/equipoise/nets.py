@@ -40,6 +40,7 @@ class Backbone(nn.Module):
     """Maps normalised images to an embedding of `width` numbers and the outputs of its stages."""
 
     width: int
+    """of the embedding"""
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
@@ -182,6 +183,10 @@ class Net(nn.Module):
 
         `backbone` stands in for the net's own: the same weights, compiled.
         """
-        h, maps = (backbone or self.backbone)((x.to(self.mean.dtype) - self.mean) / self.std)
-        z, extra = self.head(h)
+        backbone = self.backbone if backbone is None else backbone
+        h, maps = backbone((x.to(self.mean.dtype) - self.mean) / self.std)
+        # The head is small, and rounding its logits makes ties: fp32, whatever the backbone was computed in.
+        h = h.to(torch.promote_types(h.dtype, torch.float32))
+        with torch.autocast(x.device.type, enabled=False):
+            z, extra = self.head(h)
         return Out(z, h, maps, extra)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, TypeVar
+
+import numpy as np
 
 from . import methods
 from .augment import Crop
-from .errors import DataError, EquipoiseError, unknown
+from .errors import DataError, EquipoiseError, UsageError, unknown
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
 
@@ -21,6 +23,8 @@ def describe(value: Method | Loss | Recipe | Crop) -> dict[str, Any]:
     plain: dict[str, Any] = {"name": value.name} if isinstance(value, (Method, Loss)) else {}
     for field in fields(value):
         one = getattr(value, field.name)
+        if isinstance(one, np.generic):
+            one = one.item()
         plain[field.name] = describe(one) if isinstance(one, Loss) else list(one) if isinstance(one, tuple) else one
     return plain
 
@@ -32,7 +36,11 @@ def method_from(plain: dict[str, Any]) -> Method:
     kind = loss.pop("name")
     if kind not in LOSSES:
         raise unknown("loss", str(kind), LOSSES)
-    return _made(methods.named(rest.pop("name")), {**rest, "loss": _made(LOSSES[kind], loss)})
+    name = rest.pop("name")
+    if name not in methods.known():
+        hint = "if it is your own, import the module that defines it first"
+        raise DataError(f"{unknown('method', str(name), methods.known())}; {hint}")
+    return _made(methods.known()[name], {**rest, "loss": _made(LOSSES[kind], loss)})
 
 
 def recipe_from(plain: dict[str, Any]) -> Recipe:
@@ -61,8 +69,12 @@ def digest(plain: Any) -> str:
 
 def flat(method: Method) -> dict[str, Any]:
     """A method's settings as one level of names, the way the command line has them; absent ones are null."""
-    loss = asdict(method.loss)
+    loss = describe(method.loss)
+    del loss["name"]
     own = {k: v for k, v in describe(method).items() if k not in ("name", "loss")}
+    clash = own.keys() & {f.name for kind in (Recipe, Crop, *LOSSES.values()) for f in fields(kind)}
+    if clash:
+        raise UsageError(f"{type(method).__name__} has a field {min(clash)!r}, as losses or recipes have: rename it")
     return {
         "method": method.name,
         **own,

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import platform
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from . import __version__, checkpoint, record
+from . import checkpoint, record
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load
-from .errors import BusyError, DataError, RunError, UsageError, check
+from .errors import DataError, check
 from .evaluate import confusion_matrix, forgetting, summary
+from .folder import Result, agree, locked, read_result
 from .inputs import image_shape
 from .learner import Learner
 from .losses import Standard
+from .machine import hardware, versions
 from .memory import Budget
 from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
-from .store import Store, code_fingerprint, keys
+from .store import Store, keys, method_code
 from .watch import Watch
-
-Result = dict[str, Any]
-RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
-"""what every result has, besides its circumstances"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Run:
     dataset: str = "cifar100"
     """digits (embedded) or cifar100"""
     base: int | None = None
-    """classes of the base step; half of all if not given"""
+    """classes of the base step; half of all if none are named"""
     steps: int | None = None
     """steps after the base step; 5 if neither this nor --increment is given"""
     increment: int | None = None
@@ -54,18 +52,18 @@ class Run:
     """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
     memory: str = "20"
     """exemplars kept: 20 of every class, total:2000 in all, or 0"""
-    select: str = "herding"
-    """how exemplars are chosen: herding or random"""
+    select: Literal["herding", "random"] = "herding"
+    """how exemplars are chosen"""
     recipe: Recipe | None = None
     """how to optimise; None for the method's own recipe"""
     seed: int = 0
     """of weights, batches, augmentation and everything else that is random"""
     device: str = "auto"
     """auto, cpu or cuda"""
-    precision: str = "auto"
-    """auto (bf16 on a GPU that has it), fp32 or bf16"""
-    engine: str = "auto"
-    """how steps are launched, which changes only their speed: auto, compiled, captured or eager"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto is bf16 on a GPU that has it, else fp32"""
+    engine: Literal["auto", "compiled", "captured", "eager"] = "auto"
+    """how training steps are launched, which changes only their speed: auto is compiled on a GPU, eager on a CPU"""
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,21 @@ class Plan:
     """A run made definite: the data in learning order, the steps, and one learner with all settings resolved."""
 
     run: Run
+    """what was asked for"""
     data: Dataset
+    """as it was loaded"""
     train: Images
+    """on the device; labels are positions in the learning order"""
     test: Images
+    """likewise"""
     order: list[int]
+    """the data set's labels in learning order"""
     sizes: tuple[int, ...]
+    """classes of each step"""
     learner: Learner
+    """with nothing learned yet"""
     settings: dict[str, Any]
+    """everything that determines the result, as it is recorded"""
 
     def edges(self, t: int) -> tuple[int, int]:
         """N_{t-1} and N_t."""
@@ -92,7 +98,9 @@ class Plan:
         equal = bool((counts == counts[0]).all())
         # Equal counts make every λ equal, so in the base step only the rest of the method matters.
         at_base = replace(self.run.method, loss=Standard()) if equal else self.run.method
-        always = {k: s[k] for k in ("seed", "device", "precision", "recipe")} | {
+        always = {k: s[k] for k in ("seed", "device", "precision", "recipe", "method_code")} | {
+            # The order in which a CPU adds depends on how many threads it adds with.
+            "threads": torch.get_num_threads() if s["device"] == "cpu" else None,
             "data": self.data.fingerprint,
             "augment": record.describe(self.data.augment),
             "normalise": [self.data.mean, self.data.std],
@@ -135,6 +143,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
     recipe, _ = learner.settings_for(image_shape(train.x))
     settings = {
         **record.flat(run.method),
+        "method_code": method_code(run.method),
         "dataset": run.dataset,
         "base": base,
         "steps": len(sizes) - 1,
@@ -179,13 +188,16 @@ def run(
         store: where steps are shared with other runs; None to share none.
         watch: who is told of the progress.
         checkpoint_every: seconds between checkpoints; 0 for one at every epoch.
-        evaluate_every: epochs between looks at the test images on the way, for metrics.jsonl; 0 for none.
+        evaluate_every: epochs between looks at the test images on the way, for metrics.jsonl (of steps that are
+            trained here, not of reused ones); 0 for none.
     """
     check("checkpoint", checkpoint_every, least=0)
     check("evaluate-every", evaluate_every, least=0, whole=True)
     watch = watch or Watch()
     folder = Path(out)
     plan = prepare(run, data)
+    if store is not None:
+        store.open()
     with locked(folder):
         agree(folder, plan.settings)
         recorded = folder / "result.json"
@@ -194,7 +206,9 @@ def run(
         for left in folder.rglob(f".*{checkpoint.PARTIAL}"):
             left.unlink()
         checkpoint.write_json(folder / "run.json", plan.settings)
-        result = Attempt(plan, folder, store, watch, checkpoint_every, evaluate_every).carry_out()
+        attempt = Attempt(plan, folder, store, watch, checkpoint_every, evaluate_every)
+        with attempt.hearing_ctrl_c():
+            result = attempt.carry_out()
         plan.learner.rename(dict(enumerate(plan.order))).save(folder / "model")
         checkpoint.write_json(recorded, result)
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -215,6 +229,7 @@ class Attempt:
         self.lines: list[dict[str, Any]] = []
         self.reused: dict[str, Any] | None = None
         self.saved = time.monotonic()
+        self.stopping = False
 
     def carry_out(self) -> Result:
         """All steps that are not done yet, then the result."""
@@ -237,6 +252,25 @@ class Attempt:
             if t + 1 < len(plan.sizes):
                 self.save_checkpoint()
         return self.result()
+
+    @contextlib.contextmanager
+    def hearing_ctrl_c(self) -> Iterator[None]:
+        """Ctrl-C stops at the end of the epoch, with a checkpoint, so that nothing is lost; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals belong to the main thread
+            return
+
+        def heard(number: int, frame: Any) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+            self.watch.say("stopping at the end of this epoch; Ctrl-C again stops at once")
+
+        before = signal.signal(signal.SIGINT, heard)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -264,17 +298,10 @@ class Attempt:
                 self.watch.say(f"computing a shared step again: {error}")
                 self.store.drop(self.keys[t])
                 continue
-            # What this run did itself stays its own; the rest of the prefix came from the store.
-            own = len(self.records)
-            self.records += note["records"][own:]
-            self.lines = note["lines"]
-            seconds = sum(r["seconds"] for r in self.records[own:]) + self.lines[-1]["seconds"]
-            earlier = self.reused or {"steps": [], "seconds": 0.0}
-            self.reused = {
-                "steps": [*earlier["steps"], *range(own, t + 1)],
-                "seconds": round(earlier["seconds"] + seconds, 3),
-                "key": self.keys[t],
-            }
+            # All of it, also of steps that this run did too: what follows belongs to that net and to no other.
+            self.records, self.lines = note["records"], note["lines"]
+            seconds = round(sum(r["seconds"] for r in self.records) + self.lines[-1]["seconds"], 3)
+            self.reused = {"steps": [*range(t + 1)], "seconds": seconds, "key": self.keys[t]}
             self.rewrite_metrics()
             self.watch.reused(t, seconds)
             return
@@ -293,8 +320,15 @@ class Attempt:
             self.save_checkpoint()
         if e.epoch == e.epochs and self.store is not None and not self.store.has(self.keys[e.step]):
             lines = [{k: v for k, v in line.items() if k != "accuracy"} for line in self.lines]
-            learner.save(self.store.entry(self.keys[e.step]), {"records": self.records, "lines": lines})
+            note = {"records": self.records, "lines": lines}
+            try:
+                self.store.put(self.keys[e.step], lambda folder: learner.save(folder, note))
+            except OSError as error:  # sharing is a convenience; the run goes on without
+                self.watch.say(f"step {e.step} cannot be shared with other runs: {error}")
         self.watch.epoch(e)
+        if self.stopping:
+            self.save_checkpoint()
+            raise KeyboardInterrupt
 
     def note(self) -> dict[str, Any]:
         """What goes on in a checkpoint besides the learner."""
@@ -341,78 +375,3 @@ class Attempt:
             "versions": versions(),
             "hardware": {**hardware(self.learner.device_), "engine": self.learner.engine_},
         }
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run's folder; the lock goes with the process, however that ends."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, not a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"another process is at work in {folder}: wait for it, or choose another --out") from None
-        yield
-
-
-def agree(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse a folder that belongs to a run with other settings, and say which differ."""
-    path = folder / "run.json"
-    worth_keeping = (folder / "result.json", folder / "checkpoint" / checkpoint.INFO)
-    if not path.is_file() or not any(file.is_file() for file in worth_keeping):
-        return
-    recorded = checkpoint.read_json(path)
-    if not isinstance(recorded, dict):
-        raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
-    there, here = flat_settings(recorded), flat_settings(json.loads(json.dumps(settings)))
-    differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
-    if differ:
-        words = ", ".join(
-            k if len(str(here.get(k))) > 50 else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
-        )
-        raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
-
-
-def flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings on one level: those of the recipe beside the others."""
-    inner = [flat_settings(v) if isinstance(v, dict) else {k: v} for k, v in settings.items()]
-    return {k: v for part in inner for k, v in part.items()}
-
-
-def read_result(folder: Path) -> Result:
-    """The recorded result of a run's folder."""
-    path = folder / "result.json"
-    if not path.is_file():
-        state = "not finished" if (folder / "run.json").is_file() else "not a run's folder"
-        raise DataError(f"{folder} has no result.json: it is {state}")
-    result: Any = checkpoint.read_json(path)
-    whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"] and result["run"]
-    if not whole or not {"method", "loss", "dataset", "memory", "seed", "recipe"} <= result["run"].keys():
-        raise DataError(f"{path} is not the result of a run: delete it and run again")
-    return dict(result)
-
-
-def versions() -> dict[str, str]:
-    """Of all that takes part in a result."""
-    return {
-        "equipoise": __version__,
-        "code": code_fingerprint(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def hardware(device: torch.device) -> dict[str, Any]:
-    """What the run was computed on."""
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), cpu)
-    found: dict[str, Any] = {"device": device.type, "cpu": cpu, "threads": torch.get_num_threads()}
-    if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["peak_memory_mib"] = round(torch.cuda.max_memory_allocated(device) / 2**20)
-    return found

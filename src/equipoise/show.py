@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import DataError
+from .folder import Result, flat_settings, read_result
 from .record import digest
-from .run import Result, flat_settings, read_result
 
 SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
 SAID |= {"seed", "data", "normalise", "pad", "flip"}
@@ -71,9 +71,8 @@ def protocol(settings: dict[str, Any]) -> str:
     return f"{settings['base']} + {settings['steps']} × {settings['increment']}"
 
 
-def print_table(results: Sequence[Result], console: Console) -> None:
-    """One row for each setting, over its seeds; settings that all rows share are in the title."""
-    groups = grouped(results)
+def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What tells settings apart, as columns of a table, and what all of them share."""
     columns: dict[str, list[str]] = {
         "method": [g[0]["run"]["method"] for g in groups],
         "loss": [label(g[0]) for g in groups],
@@ -89,18 +88,25 @@ def print_table(results: Sequence[Result], console: Console) -> None:
             values = [s.get(name, "–") for s in settings]
             columns[name.replace("_", " ")] = [v if len(v) <= 20 else digest(v)[:6] for v in values]
     same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "loss"}
+    return {k: v for k, v in columns.items() if k not in same}, same
+
+
+def print_table(results: Sequence[Result], console: Console) -> None:
+    """One row for each setting, over its seeds; settings that all rows share are in the title."""
+    groups = grouped(results)
+    columns, same = differences(groups)
     title = ", ".join(v if k in ("method", "data") else f"{k} {v}" for k, v in same.items())
     title = f"{title}: average incremental and final accuracy in percent".lstrip(": ")
     table = Table(title=title, box=box.SIMPLE_HEAD)
-    shown = [k for k in columns if k not in same]
-    for name in shown:
+    for name in columns:
         table.add_column(name, no_wrap=True)
     for name in ("seeds", "average", "final", "base", "new", "forgetting"):
         table.add_column(name, justify="right", no_wrap=not console.is_terminal)
     for i, group in enumerate(groups):
         finals = [[r["final"][k] for r in group] for k in ("top1", "base", "new")]
         measured = [[r["average_incremental_accuracy"] for r in group], *finals, [r["forgetting"] for r in group]]
-        table.add_row(*(columns[k][i] for k in shown), str(len(group)), *(mean_and_deviation(m) for m in measured))
+        cells = [values[i] for values in columns.values()]
+        table.add_row(*cells, str(len(group)), *(mean_and_deviation(m) for m in measured))
     console.print(table)
 
 
@@ -143,7 +149,10 @@ def figures_for(results: Sequence[Result], folder: Path) -> list[Path]:
     from . import figures  # matplotlib is slow to import, and only pictures need it
 
     groups = grouped(results)
-    curves = [(f"{label(g[0])}, memory {g[0]['run']['memory']}", g) for g in groups]
+    columns, _ = differences(groups)
+    plain = ("method", "loss", "data", "classes")
+    named = [[v[i] if k in plain else f"{k} {v[i]}" for k, v in columns.items()] for i in range(len(groups))]
+    curves = [(", ".join(words), g) for words, g in zip(named, groups)]
     folder.mkdir(parents=True, exist_ok=True)
     return [
         figures.accuracy_curves({"": curves}, folder / "accuracy.png"),

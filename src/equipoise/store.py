@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import inspect
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import torch
 from . import checkpoint
 from .record import digest
 
-NOT_NUMERIC = {"__main__", "bench", "cli", "demo", "errors", "figures", "show", "sweep", "watch"}
+NOT_NUMERIC = {"__main__", "bench", "cli", "demo", "errors", "figures", "folder", "machine", "show", "sweep", "watch"}
 """modules that cannot change a result"""
 
 
@@ -39,6 +40,18 @@ def code_fingerprint() -> str:
         if path.stem not in NOT_NUMERIC:
             h.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return h.hexdigest()[:16]
+
+
+def method_code(method: object) -> str | None:
+    """A hash of the source of a method from outside this package; those inside are part of `code_fingerprint`."""
+    kind = type(method)
+    if kind.__module__.split(".")[0] == __package__:
+        return None
+    try:
+        source = Path(inspect.getfile(kind)).read_bytes()
+    except (OSError, TypeError):  # typed at a prompt: all that can be known of it is its name
+        source = b""
+    return digest([kind.__module__, kind.__qualname__, hashlib.sha256(source).hexdigest()])
 
 
 def keys(always: dict[str, Any], base: dict[str, Any], later: dict[str, Any], steps: Sequence[Any]) -> Iterator[str]:
@@ -84,6 +97,25 @@ class Store:
                 fcntl.flock(f, fcntl.LOCK_EX)
             yield
 
+    def open(self) -> None:
+        """Make sure that states can be kept here; else an OSError, before anything has been computed for it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_file(self.folder / f".{os.getpid()}", b"")
+        (self.folder / f".{os.getpid()}").unlink()
+
+    def put(self, key: str, save: Callable[[Path], None]) -> None:
+        """Keep a state, which `save` writes into a folder: under another name, then renamed. The first one stays."""
+        partial = self.entry(key).with_name(f".{key}.{os.getpid()}{checkpoint.PARTIAL}")
+        try:
+            save(partial)
+            with contextlib.suppress(OSError):  # there is one by now
+                partial.rename(self.entry(key))
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
     def drop(self, key: str) -> None:
-        """Forget a state, for instance a corrupt one."""
-        shutil.rmtree(self.entry(key), ignore_errors=True)
+        """Forget a state, for instance a corrupt one; at once, whoever else is looking at it."""
+        partial = self.entry(key).with_name(f".{key}.{os.getpid()}{checkpoint.PARTIAL}")
+        with contextlib.suppress(FileNotFoundError):
+            self.entry(key).rename(partial)
+        shutil.rmtree(partial, ignore_errors=True)

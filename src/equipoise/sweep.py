@@ -25,7 +25,8 @@ from pathlib import Path
 import torch
 
 from .errors import BusyError, EquipoiseError, UsageError
-from .run import Result, Run, read_result, run
+from .folder import Result, read_result
+from .run import Run, run
 from .store import Store
 from .watch import PlainWatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +22,9 @@ from .losses import Meta
 from .method import Method, Recipe, Step
 from .randomness import generator
 
+HELD_BATCH = 128
+"""images of B_t in an update of α; all of them where there are fewer"""
+
 Weights = dict[str, Tensor]
 Compiled = Callable[..., Any] | None
 
@@ -30,6 +33,7 @@ class Epoch(NamedTuple):
     """What is known at the end of an epoch."""
 
     step: int
+    """t, from 0"""
     epoch: int
     """epochs done, from 1"""
     epochs: int
@@ -37,9 +41,11 @@ class Epoch(NamedTuple):
     loss: float
     """mean of the training loss over the epoch"""
     lr: float
+    """learning rate of the epoch"""
     alpha: float | None
     """Meta's α"""
     images_per_second: float
+    """in this epoch"""
     seconds: float
     """since the step began, pauses left out"""
 
@@ -116,11 +122,28 @@ def trained(s: Step) -> Weights:
     return {name: w for name, w in s.net.named_parameters() if w.requires_grad}
 
 
-def convolutions(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """On a GPU: of several algorithms the one measured fastest, and fp32 that is fp32, not TF32."""
+@contextlib.contextmanager
+def working_on(device: torch.device) -> Iterator[None]:
+    """On a GPU: the chosen one, with the convolutions measured fastest, and fp32 that is fp32, not TF32."""
     if device.type != "cuda":
-        return contextlib.nullcontext()
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+        yield
+        return
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    tried = cudnn.benchmark
+    try:
+        allowed = cudnn.allow_tf32, matmul.allow_tf32
+    except RuntimeError:  # whoever set precisions by torch's newer names has decided
+        allowed = None
+    try:
+        cudnn.benchmark = True
+        if allowed is not None:
+            cudnn.allow_tf32 = matmul.allow_tf32 = False
+        with torch.cuda.device(device):
+            yield
+    finally:
+        cudnn.benchmark = tried
+        if allowed is not None:
+            cudnn.allow_tf32, matmul.allow_tf32 = allowed
 
 
 def fit(
@@ -134,8 +157,8 @@ def fit(
     on_epoch: Callable[[Epoch], None],
     on_batch: Callable[[float], None] = lambda epochs: None,
     engine: Engine = "eager",
-) -> None:
-    """Train s.net from `at` to the last epoch of the recipe; `at` moves along.
+) -> Engine:
+    """Train s.net from `at` to the last epoch of the recipe; `at` moves along. Returns the engine that was used.
 
     `on_epoch` is told of each epoch; `on_batch` of the epochs sent so far, counted by the host: it waits for nothing.
     `engine` says how the steps are launched, which changes their speed and not what they compute.
@@ -145,21 +168,24 @@ def fit(
     lr = torch.zeros((), device=device)
     total = torch.zeros((), device=device)
 
-    def batches(images: Images, purpose: str, order: Callable[[torch.Generator], Tensor], most: int = 0) -> Batches:
+    def batches(
+        images: Images, purpose: str, size: int, order: Callable[[torch.Generator], Tensor], most: int = 0
+    ) -> Batches:
         def shuffled(k: int) -> Tensor:
             return order(generator(seed, s.t, purpose, "order", k, device=device))
 
         def drawn(shape: tuple[int, int], k: int) -> Tensor:
             return crop.draw(shape, generator(seed, s.t, purpose, "augment", k, device=device))
 
-        return Batches(images, crop, recipe.batch, shuffled, drawn, most)
+        return Batches(images, crop, size, shuffled, drawn, most)
 
-    train = batches(s.data, "train", lambda gen: method.epoch(s, gen))
+    train = batches(s.data, "train", recipe.batch, lambda gen: method.epoch(s, gen))
     learned = method.loss if isinstance(method.loss, Meta) else None
     if learned is not None and s.held is not None:
         n = len(s.held)
         updates = train.most // learned.every + 1
-        held = batches(s.held, "held", lambda gen: torch.randperm(n, generator=gen, device=device), updates)
+        shuffle = partial(torch.randperm, n, device=device)
+        held = batches(s.held, "held", HELD_BATCH, lambda gen: shuffle(generator=gen), updates)
     else:
         learned = None  # nothing to learn α on: the base step
 
@@ -190,7 +216,9 @@ def fit(
     changed = [*s.net.state_dict().values(), *at.momentum.values(), *s.state.values(), s.lam, train.at, total]
     if learned is not None:
         changed.append(held.at)
-    launch = prepared(engine if at.epoch < recipe.epochs else "eager", steps, changed)
+    if at.epoch == recipe.epochs:
+        return engine  # nothing is left to do
+    launch, engine = prepared(engine, steps, changed)
     for epoch in range(at.epoch, recipe.epochs):
         began = time.perf_counter()
         first, last = train.edge(epoch), train.edge(epoch + 1)
@@ -205,12 +233,14 @@ def fit(
         mean = total.item() / max(1, last - first)  # the one place in an epoch where the CPU waits for the device
         seconds = time.perf_counter() - began
         if not math.isfinite(mean):
-            raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; lower --lr")
+            advice = "lower --lr" if learned is None else "lower --lr or --alpha-lr"
+            raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; {advice}")
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
         speed = (last - first) * train.size / max(seconds, 1e-9)
         on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds))
         s.net.train()
+    return engine
 
 
 def gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:

@@ -25,7 +25,7 @@ class ILBaseline(Method):
     """temperature of the distillation"""
 
     def __post_init__(self) -> None:
-        check("T", self.T, above=0)
+        check("T", self.T, above=0, most=1e6)
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eq. 1."""

@@ -1,0 +1,70 @@
+"""A run's folder: whose it is, who may work in it, and the result that it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint
+from .errors import BusyError, DataError, RunError, UsageError
+
+Result = dict[str, Any]
+RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
+"""what every result has, besides its circumstances"""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder; the lock goes with the process, however that ends."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(f"another process is at work in {folder}: wait for it, or choose another --out") from None
+        yield
+
+
+def agree(folder: Path, settings: dict[str, Any]) -> None:
+    """Refuse a folder that belongs to a run with other settings, and say which differ."""
+    path = folder / "run.json"
+    worth_keeping = (folder / "result.json", folder / "checkpoint" / checkpoint.INFO)
+    if not path.is_file() or not any(file.is_file() for file in worth_keeping):
+        return
+    recorded = checkpoint.read_json(path)
+    if not isinstance(recorded, dict):
+        raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
+    there, here = flat_settings(recorded), flat_settings(json.loads(json.dumps(settings)))
+    differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
+    if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
+        differ = [k for k in differ if k != "order"]
+    if differ:
+        words = ", ".join(
+            k if len(str(here.get(k))) > 50 else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
+        )
+        raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
+
+
+def flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings on one level: those of the recipe beside the others."""
+    inner = [flat_settings(v) if isinstance(v, dict) else {k: v} for k, v in settings.items()]
+    return {k: v for part in inner for k, v in part.items()}
+
+
+def read_result(folder: Path) -> Result:
+    """The recorded result of a run's folder."""
+    path = folder / "result.json"
+    if not path.is_file():
+        state = "not finished" if (folder / "run.json").is_file() else "not a run's folder"
+        raise DataError(f"{folder} has no result.json: it is {state}")
+    result: Any = checkpoint.read_json(path)
+    whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"] and result["run"]
+    if not whole or not {"method", "loss", "dataset", "memory", "seed", "recipe"} <= result["run"].keys():
+        raise DataError(f"{path} is not the result of a run: delete it and run again")
+    return dict(result)
