@@ -21,7 +21,8 @@ Curves = Sequence[tuple[str, Sequence[Result]]]
 
 def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
     """A panel for each title: accuracy on all classes so far, by their number; mean over seeds and its deviation."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.9), sharey=True, squeeze=False)
+    width = sum(5.2 + 2.8 * (len(curves) > 4) for curves in panels.values())  # many curves have their legend beside
+    figure, axes = plt.subplots(1, len(panels), figsize=(width, 3.9), sharey=True, squeeze=False)
     for axis, (title, curves) in zip(axes[0], panels.items()):
         ticks: set[int] = set()
         for colour, (name, results) in zip(COLOURS * len(curves), curves):
@@ -40,7 +41,8 @@ def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
         axis.grid(color="#e6e6e6")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(title="loss (average)", frameon=False, fontsize=9, title_fontsize=9)
+        beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(curves) > 4 else {}
+        axis.legend(title="loss (average)", frameon=False, fontsize=9, title_fontsize=9, **beside)
     axes[0][0].set_ylabel("accuracy on all of them, %")
     return _written(figure, path)
 
