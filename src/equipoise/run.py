@@ -229,7 +229,7 @@ class Attempt:
         self.lines: list[dict[str, Any]] = []
         self.reused: dict[str, Any] | None = None
         self.saved = time.monotonic()
-        self.stopping = False
+        self.stopping = self.waiting = False
 
     def carry_out(self) -> Result:
         """All steps that are not done yet, then the result."""
@@ -261,7 +261,7 @@ class Attempt:
             return
 
         def heard(number: int, frame: Any) -> None:
-            if self.stopping:
+            if self.stopping or self.waiting:
                 raise KeyboardInterrupt
             self.stopping = True
             self.watch.say("stopping at the end of this epoch; Ctrl-C again stops at once")
@@ -281,7 +281,13 @@ class Attempt:
             yield
             return
         t = len(self.learner.sizes_)
-        with self.store.claim(self.keys[t], lambda: self.watch.say(f"waiting for another run that computes step {t}")):
+
+        def wait() -> None:
+            self.waiting = True
+            self.watch.say(f"waiting for another run that computes step {t}")
+
+        with self.store.claim(self.keys[t], wait):
+            self.waiting = False
             self.reuse()  # what came while this waited
             yield
 
