@@ -18,7 +18,7 @@ def test_flops_are_those_of_resnet_32_counted_by_hand() -> None:
     stage2 = (16 * 32 * 9 + 9 * 32 * 32 * 9 + 16 * 32) * 16 * 16
     stage3 = (32 * 64 * 9 + 9 * 64 * 64 * 9 + 32 * 64) * 8 * 8
     forward = 3 * 16 * 9 * 32 * 32 + stage1 + stage2 + stage3 + 64 * 60
-    flops, moved = counted(torch.device("cpu"))
+    flops, moved = counted(torch.device("cpu"), False)
     assert flops == 3 * 2 * forward
     outputs = 11 * 16 * 32 * 32 + 11 * 32 * 16 * 16 + 11 * 64 * 8 * 8
     assert moved == 6 * 4 * outputs

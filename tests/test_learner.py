@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import tempfile
 import warnings
@@ -655,3 +656,33 @@ def test_a_learner_that_learned_nothing_can_be_saved(tmp_path: Path) -> None:
     assert_identical(Learner.load(tmp_path).learn(*images_of(0, 1)), new(seed=7).learn(*images_of(0, 1)))
     with pytest.raises(DataError, match="holds no saved learner"):
         Learner.load(tmp_path / "elsewhere")
+
+
+def test_a_callers_autocast_and_no_grad_change_nothing() -> None:
+    """Somebody who works in bf16, or without gradients, gets the same learner, bit for bit."""
+    data = datasets.load("digits").train.of(0, 3)
+    recipe = Recipe(epochs=2, lr=0.05, batch=32)
+    plain = Learner(ILBaseline(), memory=2, recipe=recipe, device="cpu").learn(data.x, data.y)
+    inside = Learner(ILBaseline(), memory=2, recipe=recipe, device="cpu")
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        inside.learn(data.x, data.y)
+        assert torch.equal(inside.logits(data.x), plain.logits(data.x))
+    assert torch.equal(inside.logits(data.x), plain.logits(data.x))
+    assert inside.exemplars_ is not None and plain.exemplars_ is not None
+    assert torch.equal(inside.exemplars_.x, plain.exemplars_.x)
+
+
+def test_a_copy_made_in_a_callback_can_learn() -> None:
+    data = datasets.load("digits").train
+    first, second = data.of(0, 3), data.of(3, 5)
+    copies: list[Learner] = []
+    learner = Learner(ILBaseline(), memory=2, recipe=Recipe(epochs=1, lr=0.05, batch=32), device="cpu")
+
+    def twice(one: Learner) -> None:
+        copies.append(copy.deepcopy(one))
+        with pytest.raises(UsageError, match="callback"):
+            one.learn(second.x, second.y)
+
+    learner.learn(first.x, first.y, twice)
+    (other,) = copies
+    assert other.learn(first.x, first.y).classes_ == learner.classes_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command, every_choice, taken
 from equipoise.run import Run, run
 from equipoise.store import Store
-from equipoise.sweep import Job, Local, map, usual_workers
+from equipoise.sweep import Job, Local, ended, map, usual_workers
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
 
@@ -44,7 +45,7 @@ def hold(folder: str, key: str, ready: Any) -> None:
 def test_a_claim_keeps_others_waiting_until_its_holder_is_gone(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    holder = context.Process(target=hold, args=(str(tmp_path), "ab" * 16, ready))
+    holder = context.Process(target=hold, args=(str(tmp_path), "ab" * 16, ready), daemon=True)
     holder.start()
     assert ready.wait(60)
     waited: list[float] = []
@@ -112,11 +113,66 @@ def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
         time.sleep(0.05)
     queue.kill()
     queue.wait()
+    deadline = time.monotonic() + 20
+    for folder in tmp_path.glob("runs/*"):  # nobody is left at work in the folders
+        with (folder / ".lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
     done = subprocess.run(
         [sys.executable, "-m", "equipoise", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 2
+
+
+def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
+    words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "400", "--seed", "0,1", "--store", "none"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    queue = subprocess.Popen(
+        [sys.executable, "-m", "equipoise", *words, "--workers", "2", "--out", "runs"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    while len([p for p in tmp_path.glob("runs/*/metrics.jsonl") if p.read_text().count("\n") > 2]) < 2:
+        assert time.monotonic() < deadline and queue.poll() is None
+        time.sleep(0.05)
+    os.killpg(queue.pid, signal.SIGINT)
+    _, said = queue.communicate(timeout=60)
+    assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
+    assert len(list(tmp_path.glob("runs/*/checkpoint/learner.json"))) == 2
+
+
+def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "result.json").write_text("{")
+    broken = Job(asked(), tmp_path / "a")
+    killed = Job(asked(), tmp_path / "b", tries=9)
+    assert ended(killed, -9) and killed.failure == "killed by signal 9"
+    good = Job(asked(), tmp_path / "c")
+    map([broken, good], Local(workers=1))
+    assert "result.json is corrupt" in (broken.failure or "") and good.result is not None
+
+
+def test_the_same_run_twice_is_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "8", "--steps", "1"]
+    assert command([*words, "--seed", "0,0", "--evaluate-every", "1", "--store", "none"]) == 0
+    assert "1 of 1 done" in capsys.readouterr().out
+    (metrics,) = Path("runs").glob("*/metrics.jsonl")
+    assert all("accuracy" in json.loads(line) for line in metrics.read_text().splitlines())
+    assert command([*words, "--store", "a,b"]) == 2
+    assert "--store is one for all runs" in capsys.readouterr().err
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -148,6 +204,7 @@ def test_the_command_expands_lists(
         (["--loss", "balanced,blanced"], "did you mean 'balanced'"),
         (["--workers", "many"], "--workers"),
         (["--workers", "0"], "workers must be 1 or more"),
+        (["--workers"], "--workers needs a value"),
         (["--steps", "5,3"], "--steps 3"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .augment import Crop
 from .capture import ENGINES, Engine
 from .data import Images
+from .errors import RunError
 from .losses import Balanced, distillation
 from .machine import hardware, versions
 from .method import Recipe, Step
@@ -169,17 +171,23 @@ def measure(row: Row, images: int, batch: int, device: torch.device, bf16: bool)
     context = multiprocessing.get_context("spawn")
     start, out = context.Barrier(row.packed), context.Queue()
     args = (row, images, batch, str(device), bf16, 1, start, out)
-    processes = [context.Process(target=worker, args=args) for _ in range(row.packed)]
+    processes = [context.Process(target=worker, args=args, daemon=True) for _ in range(row.packed)]
     for process in processes:
         process.start()
-    speeds = [out.get(timeout=600) for _ in processes]
-    for process in processes:
-        process.join()
+    speeds: list[float] = []
+    while len(speeds) < row.packed:
+        try:
+            speeds.append(out.get(timeout=1))
+        except queue.Empty:
+            if any(process.exitcode for process in processes):  # it has said why; the others would wait for it
+                for process in processes:
+                    process.terminate()
+                raise RunError(f"a process of the row {row} died") from None
     return float(sum(speeds))
 
 
-def counted(device: torch.device) -> tuple[float, float]:
-    """FLOPs, and the fewest bytes through memory, that training on one image takes (bf16 on a GPU, else fp32).
+def counted(device: torch.device, bf16: bool) -> tuple[float, float]:
+    """FLOPs, and the fewest bytes through memory, that training on one image takes.
 
     FLOPs: those of the forward pass, times three. Bytes: each convolution's output is written and read once going
     forward, and read twice, with its gradient written and read, going back.
@@ -191,7 +199,7 @@ def counted(device: torch.device) -> tuple[float, float]:
             m.register_forward_hook(lambda _m, _x, y: outputs.append(y.numel()))
     with FlopCounterMode(display=False) as counter:
         net(torch.zeros(1, *SHAPE, dtype=torch.uint8, device=device))
-    size = 2 if device.type == "cuda" else 4
+    size = 2 if bf16 else 4
     return 3.0 * counter.get_total_flops(), 6.0 * sum(outputs) * size
 
 
@@ -233,7 +241,7 @@ def bench(
     device: torch.device, bf16: bool, images: int, batch: int, packed: Sequence[int], console: Console
 ) -> dict[str, Any]:
     """Measure every row, print them as one table, and return all of it as a record."""
-    flops, moved = counted(device)
+    flops, moved = counted(device, bf16)
     peak, bandwidth = ceilings(device, bf16)
     floor = max(flops / peak, moved / bandwidth)
     record: dict[str, Any] = {

@@ -94,9 +94,13 @@ def _values(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
+def _same(kind: type) -> dict[str, Any]:
+    return {k: vars(kind)[k] for k in ("__doc__", "name") if k in vars(kind)}
+
+
 def _unchecked(kind: type[T]) -> type[T]:
     """The same dataclass without its check of values, which would else fail inside tyro, in tyro's words."""
-    return type(kind.__name__, (kind,), {"__post_init__": lambda self: None, "__doc__": kind.__doc__})
+    return type(kind.__name__, (kind,), {**_same(kind), "__post_init__": lambda self: None})
 
 
 def parsed_run(argv: list[str], verb: str) -> tuple[Any, Run]:
@@ -164,20 +168,36 @@ def sweep_verb(argv: list[str]) -> None:
     if workers is not None and not workers.isdecimal():
         raise UsageError(f"--workers must be a whole number, not {workers}")
     parent = Path(out or "runs")
-    asked = [parsed_run(words, "sweep") for words in every_choice(argv)]
-    folders = [parent / run_name(one) for _, one in asked]
-    for _, one in asked:
-        prepare(one, asked[0][0].data)  # whatever is wrong with any of them is said before the first begins
-    jobs = [sweep.Job(one, folder) for (_, one), folder in zip(asked, folders)]
-    on = sweep.Local(store=store_folder(asked[0][0]), data=asked[0][0].data)
+    parsed = [parsed_run(words, "sweep") for words in every_choice(argv)]
+    flags = parsed[0][0]
+    for name in ("store", "data", "checkpoint", "evaluate_every"):
+        if any(getattr(f, name) != getattr(flags, name) for f, _ in parsed):
+            raise UsageError(f"--{name.replace('_', '-')} is one for all runs of a sweep")
+    jobs: dict[str, sweep.Job] = {}
+    for _, asked in parsed:
+        # Whatever is wrong with any run is said before the first begins; on the CPU, to leave the GPU to the workers.
+        resolve_device(asked.device)
+        plan = prepare(dataclasses.replace(asked, device="cpu", engine="auto"), flags.data)
+        same = record.digest([plan.settings, asked.device, asked.precision])
+        jobs.setdefault(same, sweep.Job(asked, parent / run_name(asked)))
+    on = sweep.Local(
+        store=store_folder(flags),
+        data=flags.data,
+        checkpoint_every=flags.checkpoint,
+        evaluate_every=flags.evaluate_every,
+    )
+    check("checkpoint", flags.checkpoint, least=0)
+    check("evaluate-every", flags.evaluate_every, least=0, whole=True)
     if workers is not None:
         on = dataclasses.replace(on, workers=int(workers))
     console = for_output()
     progress = SweepProgress(console)
     with progress.bar:
-        sweep.map(jobs, on, progress.tell)
-    print_table([job.result for job in jobs if job.result], console)
-    failed = [job for job in jobs if job.failure]
+        sweep.map(list(jobs.values()), on, progress.tell)
+    done = [job.result for job in jobs.values() if job.result]
+    if done:
+        print_table(done, console)
+    failed = [job for job in jobs.values() if job.failure]
     for job in failed:
         print(f"{job.folder}: {job.failure}", file=sys.stderr)
     if failed:
@@ -208,10 +228,10 @@ def taken(flag: str, argv: list[str]) -> tuple[list[str], str | None]:
     rest, value = [], None
     words = iter(argv)
     for word in words:
-        if word == flag:
-            value = next(words, None)
-        elif word.startswith(f"{flag}="):
-            value = word.split("=", 1)[1]
+        if word == flag or word.startswith(f"{flag}="):
+            value = next(words, "") if word == flag else word.split("=", 1)[1]
+            if not value:
+                raise UsageError(f"{flag} needs a value")
         else:
             rest.append(word)
     return rest, value
@@ -301,7 +321,10 @@ def bench_verb(argv: list[str]) -> None:
 
     f = tyro.cli(Bench, prog="equipoise bench", args=argv)
     device = resolve_device(f.device)
-    images = f.images or (25_600 if device.type == "cuda" else 256)
+    images = (25_600 if device.type == "cuda" else 256) if f.images is None else f.images
+    check("batch", f.batch, least=2, whole=True)
+    for k in f.packed:
+        check("packed", k, least=2, whole=True)
     check("images", images, least=2 * f.batch, whole=True)
     record = bench(device, resolve_precision(f.precision, device), images, f.batch, f.packed, for_output())
     if f.out is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def class_order(order: str, classes: int) -> list[int]:
 def step_sizes(classes: int, base: int, steps: int | None, increment: int | None) -> tuple[int, ...]:
     """How many classes each step brings: the base step's, then the others', all of them equal."""
     for name, value in (("base", base), ("steps", steps), ("increment", increment)):
-        if value is not None and not isinstance(value, int):
+        if value is not None and not isinstance(value, numbers.Integral):
             raise UsageError(f"--{name} must be a whole number, not {value!r}")
     if not 2 <= base < classes:
         raise UsageError(

@@ -97,6 +97,10 @@ class Learner:
         self._learning = False
         self.method.loss.check_memory(self.budget_.share(1))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is not in the middle of `learn`, even if it was made there."""
+        return {**self.__dict__, "_learning": False}
+
     # What is known ------------------------------------------------------------------------------------------
 
     @property
@@ -268,7 +272,8 @@ class Learner:
 
         # Only what is trained has momentum; a method may have frozen some weights.
         live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
-        with torch.enable_grad(), working_on(self.device_):
+        plain = torch.autocast(self.device_.type, enabled=False)  # whatever the caller is in the middle of
+        with torch.enable_grad(), plain, working_on(self.device_):
             # What could not be compiled or recorded once is not tried again in every step.
             self.engine_ = fit(
                 self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick, self.engine_
@@ -346,7 +351,8 @@ class Learner:
         net.eval()
         try:
             # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars.
-            with torch.no_grad(), working_on(self.device_):
+            plain = torch.autocast(self.device_.type, enabled=False)
+            with torch.no_grad(), plain, working_on(self.device_):
                 for part in torch.split(x, chunk):
                     yield net(part.to(self.device_))
         finally:
@@ -384,7 +390,7 @@ class Learner:
             "recipe": None if self.recipe is None else record.describe(self.recipe),
             "augment": None if self.augment is None else record.describe(self.augment),
             "normalise": None if self.normalise is None else [list(map(float, v)) for v in self.normalise],
-            "seed": self.seed,
+            "seed": int(self.seed),
             "device": self.device,
             "precision": self.precision,
         }

@@ -126,7 +126,8 @@ class Relaxed(Loss):
         if number != 0:
             check("an epsilon that is not 0", number, least=TINY)
         # One way to write it, so that equal settings are equal: 1 and "1" and "1.0", or "0.2%" and "0.20 %".
-        object.__setattr__(self, "epsilon", f"{number:g}%" if text.endswith("%") else number)
+        percentage = repr(number + 0.0).removesuffix(".0") + "%"  # adding 0 makes −0 a 0
+        object.__setattr__(self, "epsilon", percentage if text.endswith("%") else number + 0.0)
 
     def value(self, largest: float | Tensor) -> float | Tensor:
         """ε as a count, where the largest new class has `largest` images."""

@@ -103,7 +103,7 @@ class Method:
     def __init_subclass__(cls) -> None:
         """A method without a name of its own is called like its class."""
         super().__init_subclass__()
-        if not cls.name:
+        if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:

@@ -30,7 +30,7 @@ from .machine import hardware, versions
 from .memory import Budget
 from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
-from .store import Store, keys, method_code
+from .store import UNKNOWN, Store, keys, method_code
 from .watch import Watch
 
 
@@ -127,6 +127,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
     """Check everything that can be checked before anything is computed, and load the data."""
     budget = Budget.parse(run.memory)
     check("seed", run.seed, least=0, whole=True)
+    run = replace(run, seed=int(run.seed))
     _learner(run, budget)  # a bad setting is said before any data is looked for
     loaded = load(run.dataset, data, progress)
     classes = len(loaded.classes)
@@ -196,6 +197,9 @@ def run(
     watch = watch or Watch()
     folder = Path(out)
     plan = prepare(run, data)
+    if store is not None and plan.settings["method_code"] == UNKNOWN:
+        watch.say("steps are not shared: the source of the method is not in a file")
+        store = None
     if store is not None:
         store.open()
     with locked(folder):
@@ -203,8 +207,9 @@ def run(
         recorded = folder / "result.json"
         if recorded.is_file():
             return read_result(folder)
-        for left in folder.rglob(f".*{checkpoint.PARTIAL}"):
-            left.unlink()
+        for inside in (folder, folder / "checkpoint", folder / "model"):
+            for left in inside.glob(f".*{checkpoint.PARTIAL}"):
+                left.unlink(missing_ok=True)
         checkpoint.write_json(folder / "run.json", plan.settings)
         attempt = Attempt(plan, folder, store, watch, checkpoint_every, evaluate_every)
         with attempt.hearing_ctrl_c():
@@ -229,7 +234,8 @@ class Attempt:
         self.lines: list[dict[str, Any]] = []
         self.reused: dict[str, Any] | None = None
         self.saved = time.monotonic()
-        self.stopping = self.waiting = False
+        self.trained = self.told = False
+        self.stopping = self.training = False
 
     def carry_out(self) -> Result:
         """All steps that are not done yet, then the result."""
@@ -239,12 +245,16 @@ class Attempt:
         self.rewrite_metrics()
         self.watch.begin(plan.settings, plan.images_to_train())
         while len(self.records) < len(plan.sizes):
+            if self.stopping:
+                raise KeyboardInterrupt
             with self.turn():
                 t = len(learner.sizes_) - 1 if learner.unfinished_ else len(learner.sizes_)
                 before = self.lines[-1]["seconds"] if learner.unfinished_ else 0.0
                 began = time.perf_counter()
                 step = plan.train.of(*plan.edges(t))
-                learner.learn(step.x, step.y, self.at_epoch_end, partial(self.watch.tick, t))
+                self.training = True
+                learner.learn(step.x, step.y, self.at_epoch_end, partial(self.tick, t))
+                self.training = False
             accuracies = self.measure(t)
             seconds = round(before + time.perf_counter() - began, 3)
             self.records.append({"step": t, "classes": sum(plan.sizes[: t + 1]), **accuracies, "seconds": seconds})
@@ -256,15 +266,15 @@ class Attempt:
     @contextlib.contextmanager
     def hearing_ctrl_c(self) -> Iterator[None]:
         """Ctrl-C stops at the end of the epoch, with a checkpoint, so that nothing is lost; a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals belong to the main thread
+        in_main = threading.current_thread() is threading.main_thread()  # signals belong to that one
+        if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
             return
 
         def heard(number: int, frame: Any) -> None:
-            if self.stopping or self.waiting:
+            if self.stopping or not self.training:
                 raise KeyboardInterrupt
             self.stopping = True
-            self.watch.say("stopping at the end of this epoch; Ctrl-C again stops at once")
 
         before = signal.signal(signal.SIGINT, heard)
         try:
@@ -277,19 +287,21 @@ class Attempt:
         """The next step, taken over where it can be; else with the sole right to compute it, among all who share it."""
         if not self.learner.unfinished_:
             self.reuse()
-        if self.store is None or self.learner.unfinished_:
+        t = len(self.learner.sizes_) - self.learner.unfinished_
+        if self.store is None or self.store.has(self.keys[t]):
             yield
             return
-        t = len(self.learner.sizes_)
-
-        def wait() -> None:
-            self.waiting = True
-            self.watch.say(f"waiting for another run that computes step {t}")
-
-        with self.store.claim(self.keys[t], wait):
-            self.waiting = False
-            self.reuse()  # what came while this waited
+        with self.store.claim(self.keys[t], lambda: self.watch.say(f"waiting for another run that computes step {t}")):
+            if not self.learner.unfinished_:
+                self.reuse()  # what came while this waited
             yield
+
+    def tick(self, t: int, epochs: float) -> None:
+        """Tell how far step t is, and that Ctrl-C was heard."""
+        self.watch.tick(t, epochs)
+        if self.stopping and not self.told:
+            self.told = True
+            self.watch.say("stopping at the end of this epoch; Ctrl-C again stops at once")
 
     def reuse(self) -> None:
         """Take over the longest prefix that is in the store and goes beyond what is done."""
@@ -316,6 +328,7 @@ class Attempt:
         """Note the epoch, tell of it, and save what is due."""
         e = learner.progress_
         assert e is not None
+        self.trained = True
         line = {k: round(v, 6) if isinstance(v, float) else v for k, v in e._asdict().items()}
         if self.evaluate_every and e.epoch % self.evaluate_every == 0:
             line["accuracy"] = self.measure(e.step)["top1"]
@@ -379,5 +392,5 @@ class Attempt:
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),
             "versions": versions(),
-            "hardware": {**hardware(self.learner.device_), "engine": self.learner.engine_},
+            "hardware": {**hardware(self.learner.device_), "engine": self.learner.engine_ if self.trained else None},
         }

@@ -26,6 +26,9 @@ NOT_NUMERIC = {"__main__", "bench", "cli", "demo", "errors", "figures", "folder"
 """modules that cannot change a result"""
 
 
+UNKNOWN = "unknown"
+
+
 def default_store() -> Path:
     """Where shared steps are kept unless told otherwise."""
     return Path(os.environ.get("EQUIPOISE_STORE") or Path.home() / ".cache" / "equipoise" / "store")
@@ -43,15 +46,18 @@ def code_fingerprint() -> str:
 
 
 def method_code(method: object) -> str | None:
-    """A hash of the source of a method from outside this package; those inside are part of `code_fingerprint`."""
-    kind = type(method)
-    if kind.__module__.split(".")[0] == __package__:
+    """A hash of the files of a method from outside this package; those inside are part of `code_fingerprint`.
+
+    None for a method of this package, `UNKNOWN` for one typed at a prompt, of which no file tells.
+    """
+    outside = [k for k in type(method).__mro__ if k.__module__.split(".")[0] not in (__package__, "builtins")]
+    if not outside:
         return None
     try:
-        source = Path(inspect.getfile(kind)).read_bytes()
-    except (OSError, TypeError):  # typed at a prompt: all that can be known of it is its name
-        source = b""
-    return digest([kind.__module__, kind.__qualname__, hashlib.sha256(source).hexdigest()])
+        sources = [hashlib.sha256(Path(inspect.getfile(k)).read_bytes()).hexdigest() for k in outside]
+    except (OSError, TypeError):
+        return UNKNOWN
+    return digest([type(method).__qualname__, sources])
 
 
 def keys(always: dict[str, Any], base: dict[str, Any], later: dict[str, Any], steps: Sequence[Any]) -> Iterator[str]:
@@ -90,11 +96,12 @@ class Store:
         path = self.entry(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as f:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_wait()
-                fcntl.flock(f, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # some network file systems have no locks: then nobody waits
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    on_wait()
+                    fcntl.flock(f, fcntl.LOCK_EX)
             yield
 
     def open(self) -> None:
@@ -108,14 +115,18 @@ class Store:
         partial = self.entry(key).with_name(f".{key}.{os.getpid()}{checkpoint.PARTIAL}")
         try:
             save(partial)
-            with contextlib.suppress(OSError):  # there is one by now
+            try:
                 partial.rename(self.entry(key))
+            except OSError:
+                if not self.has(key):  # what is in the way is not a state, but what is left of one
+                    self.drop(key)
+                    partial.rename(self.entry(key))
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
     def drop(self, key: str) -> None:
         """Forget a state, for instance a corrupt one; at once, whoever else is looking at it."""
-        partial = self.entry(key).with_name(f".{key}.{os.getpid()}{checkpoint.PARTIAL}")
+        aside = self.entry(key).with_name(f".{key}.{os.getpid()}.dropped")
         with contextlib.suppress(FileNotFoundError):
-            self.entry(key).rename(partial)
-        shutil.rmtree(partial, ignore_errors=True)
+            self.entry(key).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)

@@ -12,19 +12,22 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
-from .errors import BusyError, EquipoiseError, UsageError
+from .errors import BusyError, DataError, UsageError
 from .folder import Result, read_result
 from .run import Run, run
 from .store import Store
@@ -33,6 +36,7 @@ from .watch import PlainWatch
 TRIES = 3
 """how often a run is begun or taken up again before it counts as failed"""
 
+ERROR = "error.txt"
 FINAL = 2
 """exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
 
@@ -58,10 +62,12 @@ class Local:
     threads: int = 1
     store: Path | None = None
     data: Path | None = None
+    checkpoint_every: float = 30.0
+    evaluate_every: int = 0
 
 
 def usual_workers() -> int:
-    """Four runs share a GPU best (measured on an H200); without one, a run for each core."""
+    """Four runs for each GPU, which a single one cannot fill; without one, a run for each core."""
     return 4 * torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
 
 
@@ -74,8 +80,8 @@ def map(jobs: Sequence[Job], on: Local, tell: Callable[[Sequence[Job], int], Non
         raise UsageError(f"workers must be 1 or more, not {on.workers}")
     for job in jobs:
         if (job.folder / "result.json").is_file():
-            job.result = read_result(job.folder)
-    waiting = [job for job in jobs if job.result is None]
+            conclude(job)
+    waiting = [job for job in jobs if job.result is None and job.failure is None]
     busy: list[tuple[Job, SpawnProcess]] = []
     with multi_process_service():
         try:
@@ -88,9 +94,18 @@ def map(jobs: Sequence[Job], on: Local, tell: Callable[[Sequence[Job], int], Non
                 busy = [one for one in busy if one not in over]
                 waiting += [job for job, process in over if not ended(job, process.exitcode)]
                 tell(jobs, len(busy))
+        except KeyboardInterrupt:
+            # Workers hear it from here only, being in process groups of their own: they end their epoch and save.
+            for _, process in busy:
+                if process.pid is not None and process.is_alive():
+                    os.kill(process.pid, signal.SIGINT)
+            for _, process in busy:
+                process.join()
+            raise
         finally:
             for _, process in busy:
                 process.terminate()
+                process.join()
 
 
 def started(job: Job, on: Local) -> SpawnProcess:
@@ -107,10 +122,12 @@ def started(job: Job, on: Local) -> SpawnProcess:
 def ended(job: Job, code: int | None) -> bool:
     """Note how a job's process ended; whether that is the end of the job, or it is to be tried again."""
     if code == 0:
-        job.result = read_result(job.folder)
+        conclude(job)
         return True
-    said = (job.folder / "log.txt").read_text(errors="replace").strip().splitlines()
-    reason = said[-1] if said else f"the process ended with code {code}"
+    file = job.folder / ERROR
+    reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
+    if file.is_file():
+        reason = file.read_text(errors="replace").strip() or reason
     if code != FINAL and job.tries < TRIES:
         log.warning("%s: %s; trying again", job.folder, reason)
         return False
@@ -118,25 +135,40 @@ def ended(job: Job, code: int | None) -> bool:
     return True
 
 
+def conclude(job: Job) -> None:
+    """Read the result of a job that is done."""
+    try:
+        job.result = read_result(job.folder)
+    except DataError as error:
+        job.failure = str(error)
+
+
 def work(asked: Run, folder: Path, on: Local, parent: int) -> None:
-    """What a worker process does. Its words go to log.txt in the run's folder."""
+    """What a worker process does. Its words go to log.txt in the run's folder, the reason of a failure to ERROR."""
+    os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(on.threads)
-    with (folder / "log.txt").open("a", buffering=1) as words:
-        sys.stdout = sys.stderr = words
-        try:
-            store = None if on.store is None else Store(on.store)
-            run(asked, folder, data=on.data, store=store, watch=PlainWatch(words))
-        except BusyError as error:  # perhaps a worker of a queue that was killed a moment ago
-            print(error, file=words)
-            time.sleep(1)
-            sys.exit(1)
-        except EquipoiseError as error:
-            print(error, file=words)
-            sys.exit(FINAL)
-        except (OSError, RuntimeError) as error:  # a full disk, a lost GPU: worth another try
-            print(str(error).splitlines()[0] if str(error) else repr(error), file=words)
-            sys.exit(1)
+    (folder / ERROR).unlink(missing_ok=True)
+    sys.stdout = sys.stderr = words = (folder / "log.txt").open("a", buffering=1)
+
+    def give_up(error: BaseException, code: int) -> NoReturn:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        (folder / ERROR).write_text(lines[0] + "\n")
+        traceback.print_exc(file=words)
+        sys.exit(code)
+
+    try:
+        store = None if on.store is None else Store(on.store)
+        watch = PlainWatch(words)
+        every = {"checkpoint_every": on.checkpoint_every, "evaluate_every": on.evaluate_every}
+        run(asked, folder, data=on.data, store=store, watch=watch, **every)  # type: ignore[arg-type]
+    except BusyError as error:  # perhaps a worker of a queue that was killed a moment ago
+        time.sleep(1)
+        give_up(error, 1)
+    except (OSError, RuntimeError, KeyboardInterrupt) as error:  # a full disk, a lost GPU: worth another try
+        give_up(error, 1)
+    except Exception as error:
+        give_up(error, FINAL)
 
 
 def die_with(parent: int) -> None:
@@ -160,6 +192,7 @@ def multi_process_service() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         os.environ.update(places)
+        begun = None
         try:
             begun = subprocess.run([control, "-d"], capture_output=True, text=True, check=False)
             if begun.returncode:
@@ -168,7 +201,7 @@ def multi_process_service() -> Iterator[None]:
                     del os.environ[name]
             yield
         finally:
-            if not begun.returncode:
+            if begun is not None and not begun.returncode:
                 subprocess.run([control], input="quit\n", capture_output=True, text=True, check=False)
             for name in places:
                 os.environ.pop(name, None)

@@ -191,7 +191,8 @@ def fit(
 
     def optimise(update_alpha: bool, student: Compiled, teacher: Compiled) -> None:
         x, y = train.take()
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        # Without autocast's cache of cast weights: inside an outer autocast it would outlive the step, and be stale.
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             out = s.net(x, student)
             with torch.no_grad():
                 ref = None if s.teacher is None else s.teacher(x, teacher)
