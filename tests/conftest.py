@@ -1,5 +1,20 @@
-"""One thread: on a small shared machine two are several times slower."""
+"""What tests share: one thread (on a small shared machine two are several times slower), and a place of their own."""
 
+import matplotlib
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def isolated(tmp_path, monkeypatch):
+    """Everything that a command writes by itself lands in tmp_path, and it prints as to a pipe."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())  # else every process would look for fonts again
+    for name in ("FORCE_COLOR", "COLUMNS", "EQUIPOISE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)

@@ -18,7 +18,6 @@ import termios
 import time
 from pathlib import Path
 
-import matplotlib
 import pytest
 import torch
 from rich.console import Console
@@ -39,17 +38,7 @@ SHORT = (*BRIEF, "--steps", "1")
 """two steps of five classes: the shortest run there is"""
 
 
-@pytest.fixture(autouse=True)
-def isolated(tmp_path, monkeypatch):
-    """Everything that a command writes by itself lands in tmp_path, and it prints as to a pipe."""
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())  # else every process would look for fonts again
-    for name in ("FORCE_COLOR", "COLUMNS", "EQUIPOISE_DATA"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("isolated")
 
 
 @pytest.fixture(scope="module")

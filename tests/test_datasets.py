@@ -173,7 +173,7 @@ def write(place: Path, form: str, direct: bool = False) -> None:
             path.write_bytes(data)
 
 
-def check(cifar: datasets.Dataset) -> None:
+def check_content(cifar: datasets.Dataset) -> None:
     for images, table in ((cifar.train, TRAIN), (cifar.test, TEST)):
         assert images.x.dtype == torch.uint8 and images.y.dtype == torch.int64
         np.testing.assert_array_equal(images.x.numpy(), table[:, 2:].reshape(-1, 3, 32, 32))
@@ -202,7 +202,7 @@ def test_a_pixel_goes_to_its_channel_row_and_column(folder: Path, monkeypatch: p
 def test_official_files_are_read(folder: Path, form: str, direct: bool) -> None:
     write(folder, form, direct)
     cifar = datasets.load("cifar100")
-    check(cifar)
+    check_content(cifar)
     assert (cifar.name, cifar.augment) == ("cifar100", Crop(pad=4, flip=True))
     assert cifar.mean == (0.5071, 0.4866, 0.4409) and cifar.std == (0.2673, 0.2564, 0.2762)
     assert len(list(folder.iterdir())) == (2 if direct else 1)  # reading leaves nothing behind
@@ -212,7 +212,7 @@ def test_folder_given_goes_before_the_default_one(folder: Path, tmp_path: Path) 
     other = tmp_path / "other"
     other.mkdir()
     write(other, BINARY)
-    check(datasets.load("cifar100", folder=other))
+    check_content(datasets.load("cifar100", folder=other))
     assert not list(folder.iterdir())
 
 
@@ -220,7 +220,7 @@ def test_binary_form_goes_before_the_python_form(folder: Path) -> None:
     write(folder, PYTHON)
     write(folder, BINARY, direct=True)
     (folder / PYTHON / "train").write_bytes(b"never read")
-    check(datasets.load("cifar100"))
+    check_content(datasets.load("cifar100"))
 
 
 def test_hundred_names_in_alphabetical_order() -> None:
@@ -330,11 +330,11 @@ def test_pickle_of_something_else(folder: Path, content: bytes, monkeypatch: pyt
 def test_archive_is_unpacked_next_to_itself(folder: Path, form: str) -> None:
     archive = folder / f"{form}.tar.gz"
     archive.write_bytes(ARCHIVES[form])
-    check(datasets.load("cifar100"))
+    check_content(datasets.load("cifar100"))
     unpacked = {str(p.relative_to(folder)): p.read_bytes() for p in (folder / form).iterdir()}
     assert unpacked == {name: data for name, data in FILES.items() if name.startswith(form)}
     archive.unlink()
-    check(datasets.load("cifar100"))
+    check_content(datasets.load("cifar100"))
 
 
 def test_half_unpacked_archive_is_unpacked_again(folder: Path) -> None:
@@ -342,7 +342,7 @@ def test_half_unpacked_archive_is_unpacked_again(folder: Path) -> None:
     (folder / BINARY).mkdir()
     (folder / BINARY / "train.bin").write_bytes(b"")
     (folder / BINARY / "test.bin.part").write_bytes(b"left over")
-    check(datasets.load("cifar100"))
+    check_content(datasets.load("cifar100"))
 
 
 def test_corrupt_archive_is_not_unpacked(folder: Path) -> None:
@@ -364,7 +364,7 @@ def test_archive_cannot_write_elsewhere(folder: Path, tmp_path: Path, monkeypatc
     data = tar(evil | {name: data for name, data in FILES.items() if name.startswith(BINARY)})
     (folder / f"{BINARY}.tar.gz").write_bytes(data)
     declare(monkeypatch, f"{BINARY}.tar.gz", data)
-    check(datasets.load("cifar100"))
+    check_content(datasets.load("cifar100"))
     assert not list(tmp_path.rglob("evil"))
     assert {p.name for p in (folder / BINARY).iterdir()} == {"train.bin", "test.bin"}
 
@@ -441,10 +441,10 @@ def part_of(folder: Path) -> Path:
 
 
 def test_download(folder: Path, server: Server, capfd: pytest.CaptureFixture[str]) -> None:
-    check(datasets.load("cifar100", progress=False))
+    check_content(datasets.load("cifar100", progress=False))
     assert (folder / f"{BINARY}.tar.gz").read_bytes() == ARCHIVES[BINARY]
     assert capfd.readouterr() == ("", "")
-    check(datasets.load("cifar100"))
+    check_content(datasets.load("cifar100"))
     assert server.ranges == [None]  # the second time nothing was asked for
     assert not part_of(folder).exists()
 
@@ -458,20 +458,20 @@ def test_progress_is_shown_on_stderr(folder: Path, server: Server, capfd: pytest
 def test_download_into_a_folder_given(server: Server, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    check(datasets.load("cifar100", folder=other, progress=False))
+    check_content(datasets.load("cifar100", folder=other, progress=False))
     assert (other / f"{BINARY}.tar.gz").exists()
 
 
 def test_partial_download_is_resumed(folder: Path, server: Server) -> None:
     part_of(folder).write_bytes(ARCHIVES[BINARY][:1234])
-    check(datasets.load("cifar100", progress=False))
+    check_content(datasets.load("cifar100", progress=False))
     assert server.ranges == ["bytes=1234-"]
 
 
 def test_server_that_ignores_ranges_sends_everything(folder: Path, server: Server) -> None:
     server.knows_ranges = False
     part_of(folder).write_bytes(b"x" * 1234)  # would spoil the file, were it kept
-    check(datasets.load("cifar100", progress=False))
+    check_content(datasets.load("cifar100", progress=False))
     assert server.ranges == ["bytes=1234-"]
 
 
@@ -483,13 +483,13 @@ def test_broken_download_goes_on_the_next_time(folder: Path, server: Server) -> 
     assert 0 < len(got) <= 100_000 and ARCHIVES[BINARY].startswith(got)
     assert not (folder / f"{BINARY}.tar.gz").exists()
     server.breaks_after = None
-    check(datasets.load("cifar100", progress=False))
+    check_content(datasets.load("cifar100", progress=False))
     assert server.ranges == [None, f"bytes={len(got)}-"]
 
 
 def test_complete_part_is_not_downloaded_again(folder: Path, server: Server) -> None:
     part_of(folder).write_bytes(ARCHIVES[BINARY])
-    check(datasets.load("cifar100", progress=False))
+    check_content(datasets.load("cifar100", progress=False))
     assert server.ranges == []
 
 
@@ -497,7 +497,7 @@ def test_complete_part_is_not_downloaded_again(folder: Path, server: Server) -> 
 def test_part_that_is_too_long_starts_over(folder: Path, server: Server, more: int) -> None:
     size = len(ARCHIVES[BINARY]) + more
     part_of(folder).write_bytes(b"x" * size)
-    check(datasets.load("cifar100", progress=False))
+    check_content(datasets.load("cifar100", progress=False))
     assert server.ranges == [f"bytes={size}-", None]
 
 
@@ -511,7 +511,7 @@ def test_wrong_checksum_deletes_the_download(folder: Path, server: Server, resum
         datasets.load("cifar100", progress=False)
     assert not part_of(folder).exists() and not (folder / f"{BINARY}.tar.gz").exists()
     server.content = ARCHIVES[BINARY]
-    check(datasets.load("cifar100", progress=False))
+    check_content(datasets.load("cifar100", progress=False))
 
 
 @pytest.mark.parametrize("status", [404, 416, 503])
@@ -532,7 +532,7 @@ def test_two_runs_download_once(folder: Path, server: Server) -> None:
     server.waits = 0.2  # so that the second comes while the first is waiting
     with ThreadPoolExecutor(2) as pool:
         for cifar in pool.map(lambda _: datasets.load("cifar100", progress=False), range(2)):
-            check(cifar)
+            check_content(cifar)
     assert server.ranges == [None]
 
 

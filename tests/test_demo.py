@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,16 +16,7 @@ from equipoise.cli import command
 CASES = {"5": ("standard", "balanced", "meta"), "0": ("standard", "balanced", "relaxed")}
 
 
-@pytest.fixture(autouse=True)
-def isolated(tmp_path, monkeypatch):
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
-    for name in ("FORCE_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("isolated")
 
 
 def said_of(text):

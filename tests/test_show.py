@@ -6,7 +6,6 @@ import shutil
 import statistics
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,16 +15,7 @@ from equipoise.cli import command
 DIGITS = ("run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "4", "--steps", "2")
 
 
-@pytest.fixture(autouse=True)
-def isolated(tmp_path, monkeypatch):
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
-    for name in ("FORCE_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("isolated")
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from .errors import DataError
+from .errors import DataError, RunError
 
 INFO = "learner.json"
 PARTIAL = ".partial"
@@ -87,3 +89,16 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return safetensors.torch.load(data), info
     except safetensors.SafetensorError as error:
         raise DataError(f"{path} is not a safetensors file ({error}): delete {folder}") from None
+
+
+@contextlib.contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """Whatever does not fit in what was read from `path` is said to be so, with its name."""
+    try:
+        yield
+    except RunError:  # about this machine, not about the file
+        raise
+    except KeyError as error:
+        raise DataError(f"{path} is not a learner that this version can read: {error} is missing") from None
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError, DataError) as error:
+        raise DataError(f"{path} is not a learner that this version can read: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from . import checkpoint, memory, nets, record
 from .augment import Crop
 from .data import Images, channel_statistics, join
-from .errors import DataError, RunError, UsageError
+from .errors import DataError, UsageError
 from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
 from .losses import Loss, Meta
 from .memory import Budget
@@ -297,10 +296,7 @@ class Learner:
             raise UsageError(
                 f"Meta holds {h} image(s) of every class out of training, but {few!r} has only {int(counts.min())}"
             )
-        which = memory.at_random(images.y, h, generator(self.seed, t, "hold"))
-        mask = torch.zeros(len(images), dtype=torch.bool, device=images.y.device)
-        mask[which] = True
-        return images[~mask], images[which]
+        return memory.hold_out(images, h, generator(self.seed, t, "hold"))
 
     def _finish(self, live: Live, data: Images) -> None:
         """After training: freeze the net, choose the exemplars, note α."""
@@ -382,19 +378,7 @@ class Learner:
         `note` is kept beside it for the caller.
         """
         tensors, info = pack(self._state, self._live)
-        settings = {
-            "format": FORMAT,
-            "method": record.describe(self.method),
-            "memory": str(self.budget_),
-            "select": self.select,
-            "recipe": None if self.recipe is None else record.describe(self.recipe),
-            "augment": None if self.augment is None else record.describe(self.augment),
-            "normalise": None if self.normalise is None else [list(map(float, v)) for v in self.normalise],
-            "seed": int(self.seed),
-            "device": self.device,
-            "precision": self.precision,
-        }
-        checkpoint.save(Path(path), tensors, {**settings, **info, "note": note})
+        checkpoint.save(Path(path), tensors, {"format": FORMAT, **record.settings_of(self), **info, "note": note})
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Learner:
@@ -403,31 +387,15 @@ class Learner:
         Never executes code.
         """
         tensors, info = checkpoint.load(Path(path))
-        with _readable(path):
-            try:
-                resolve_device(info["device"])
-                saved = info["device"]
-            except RunError:
-                saved = "auto"
-            mean_std = info["normalise"]
-            learner = cls(
-                record.method_from(info["method"]),
-                info["memory"],
-                select=info["select"],
-                recipe=None if info["recipe"] is None else record.recipe_from(info["recipe"]),
-                augment=None if info["augment"] is None else record.crop_from(info["augment"]),
-                normalise=None if mean_std is None else (mean_std[0], mean_std[1]),
-                seed=info["seed"],
-                device=device or saved,
-                precision=info["precision"],
-            )
+        with checkpoint.readable(path):
+            learner = cls(**record.arguments_from(info, device))
             learner._take(tensors, info)
         return learner
 
     def restore(self, path: str | Path) -> Any:
         """Take over what was learned by the learner saved in `path`, but keep these settings; returns its note."""
         tensors, info = checkpoint.load(Path(path))
-        with _readable(path):
+        with checkpoint.readable(path):
             self._take(tensors, info)
             return info["note"]
 
@@ -435,16 +403,3 @@ class Learner:
         if info["format"] != FORMAT:
             raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
         self._state, self._live = unpack(tensors, info, self.method, self.device_)
-
-
-@contextlib.contextmanager
-def _readable(path: str | Path) -> Iterator[None]:
-    """Whatever does not fit in what was read from `path` is said to be so, with its name."""
-    try:
-        yield
-    except RunError:  # about this machine, not about the file
-        raise
-    except KeyError as error:
-        raise DataError(f"{path} is not a learner that this version can read: {error} is missing") from None
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError, DataError) as error:
-        raise DataError(f"{path} is not a learner that this version can read: {error}") from None

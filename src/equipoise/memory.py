@@ -91,6 +91,14 @@ def at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:
     return order[ranks(y[order]) < m]
 
 
+def hold_out(images: Images, h: int, gen: torch.Generator) -> tuple[Images, Images]:
+    """The images without h of every class, drawn at random, and those: Algorithm 1's D_t and B_t."""
+    which = at_random(images.y, h, gen)
+    held = torch.zeros(len(images), dtype=torch.bool, device=images.y.device)
+    held[which] = True
+    return images[~held], images[which]
+
+
 def update(memory: Images | None, new: Images, m: int) -> Images:
     """The memory after a step: m of every old class, then the new exemplars, which come class by class."""
     return keep(new if memory is None else join(memory, new), m)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from . import methods
 from .augment import Crop
-from .errors import DataError, EquipoiseError, UsageError, unknown
+from .errors import DataError, EquipoiseError, RunError, UsageError, unknown
+from .inputs import resolve_device
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
+
+if TYPE_CHECKING:
+    from .learner import Learner
 
 T = TypeVar("T")
 
@@ -82,4 +86,41 @@ def flat(method: Method) -> dict[str, Any]:
         "alpha": loss.pop("alpha", None),
         "epsilon": loss.pop("epsilon", None),
         **loss,
+    }
+
+
+def settings_of(learner: Learner) -> dict[str, Any]:
+    """A learner's settings, as they are saved."""
+    return {
+        "method": describe(learner.method),
+        "memory": str(learner.budget_),
+        "select": learner.select,
+        "recipe": None if learner.recipe is None else describe(learner.recipe),
+        "augment": None if learner.augment is None else describe(learner.augment),
+        "normalise": None if learner.normalise is None else [list(map(float, v)) for v in learner.normalise],
+        "seed": int(learner.seed),
+        "device": learner.device,
+        "precision": learner.precision,
+    }
+
+
+def arguments_from(plain: dict[str, Any], device: str | None) -> dict[str, Any]:
+    """What to make a learner with that was saved so; on `device`, or where it was if that is here."""
+    if device is None:
+        try:
+            resolve_device(plain["device"])
+            device = plain["device"]
+        except RunError:
+            device = "auto"
+    recipe, augment, normalise = plain["recipe"], plain["augment"], plain["normalise"]
+    return {
+        "method": method_from(plain["method"]),
+        "memory": plain["memory"],
+        "select": plain["select"],
+        "recipe": None if recipe is None else recipe_from(recipe),
+        "augment": None if augment is None else crop_from(augment),
+        "normalise": None if normalise is None else (normalise[0], normalise[1]),
+        "seed": plain["seed"],
+        "device": device,
+        "precision": plain["precision"],
     }
