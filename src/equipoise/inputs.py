@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,14 @@ def as_labels(labels: Any, count: int) -> list[Hashable]:
 
 def _has_nan(label: Any) -> bool:
     return any(map(_has_nan, label)) if isinstance(label, tuple) else isinstance(label, float) and math.isnan(label)
+
+
+def as_statistics(normalise: tuple[Sequence[float], Sequence[float]], channels: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, given for pixels from 0 to 1, in units of pixel values."""
+    mean, std = (torch.as_tensor(v, dtype=torch.float64) * 255 for v in normalise)
+    if mean.shape != (channels,) or std.shape != (channels,) or not bool((std > 0).all()):
+        raise UsageError(f"normalise must be {channels} means and {channels} positive standard deviations")
+    return mean, std
 
 
 def image_shape(x: Tensor) -> tuple[int, int, int]:

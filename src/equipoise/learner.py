@@ -15,7 +15,7 @@ from . import checkpoint, memory, nets, record
 from .augment import Crop
 from .data import Images, channel_statistics, join
 from .errors import DataError, UsageError
-from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
+from .inputs import as_images, as_labels, as_statistics, image_shape, resolve_device, resolve_engine, resolve_precision
 from .losses import Loss, Meta
 from .memory import Budget
 from .method import Method, Recipe, Step
@@ -202,7 +202,9 @@ class Learner:
         old, t = self._state, len(self._state.sizes)
         shape = image_shape(data.x)
         if old.net is None:
-            net = new_net(self.method, shape, *self._statistics(data.x), generator(self.seed, t, "weights"))
+            given = self.normalise
+            statistics = channel_statistics(data.x) if given is None else as_statistics(given, shape[0])
+            net = new_net(self.method, shape, *statistics, generator(self.seed, t, "weights"))
             place(net, self.device_)
         else:
             net = copy.deepcopy(old.net).requires_grad_(True)
@@ -231,15 +233,6 @@ class Learner:
         return UsageError(
             f"step {len(self._state.sizes)} is not finished: call learn with the images and labels it was begun with"
         )
-
-    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        channels = x.shape[1]
-        if self.normalise is not None:
-            mean, std = (torch.as_tensor(v, dtype=torch.float64) * 255 for v in self.normalise)
-            if mean.shape != (channels,) or std.shape != (channels,) or not bool((std > 0).all()):
-                raise UsageError(f"normalise must be {channels} means and {channels} positive standard deviations")
-            return mean, std
-        return channel_statistics(x)
 
     def _train(
         self,
