@@ -118,20 +118,20 @@ def validation_loss(p: Problem, alpha: Tensor, **sgd: float) -> Tensor:
     return -(z - z.logsumexp(1, keepdim=True))[torch.arange(len(z)), p.y_bar].mean()
 
 
-def slope_by_jvp(p: Problem) -> Tensor:
+def slope_of(p: Problem) -> Tensor:
     """What the module computes, from its parts."""
-    loss = p.method.objective(p.s, p.y, p.s.net(p.x), p.ref)
-    grads = train.gradient(loss, dict(p.s.net.named_parameters()))
+    weights, out = dict(p.s.net.named_parameters()), p.s.net(p.x)
+    grads = train.gradient(p.method.objective(p.s, p.y, out, p.ref), weights, again=True)
     ahead = meta.lookahead(p.weights, grads, p.momentum, p.lr, RECIPE)
     v = meta.validation_gradient(p.s.net, ahead, p.x_bar, p.y_bar)
-    return meta.hyper_gradient(p.method, p.s, p.x, p.y, p.ref, p.weights, v, p.lr)
+    return meta.hyper_gradient(meta.influence(p.method, p.s, p.y, out, p.ref, weights), v, p.lr)
 
 
 # The gradient by α --------------------------------------------------------------------------------------------
 
 
 def test_the_gradient_by_alpha_is_that_of_a_double_backward(problem: Problem) -> None:
-    slope = slope_by_jvp(problem)
+    slope = slope_of(problem)
     expected = grad(lambda a: validation_loss(problem, a))(problem.s.state["alpha"])
     assert abs(expected) > 1e-5
     assert slope.item() == pytest.approx(expected.item(), rel=1e-9)
@@ -140,14 +140,14 @@ def test_the_gradient_by_alpha_is_that_of_a_double_backward(problem: Problem) ->
 def test_the_gradient_by_alpha_is_that_of_finite_differences(problem: Problem) -> None:
     alpha, h = problem.s.state["alpha"], 1e-4
     ahead, behind = (validation_loss(problem, alpha + d).item() for d in (h, -h))
-    assert slope_by_jvp(problem).item() == pytest.approx((ahead - behind) / (2 * h), rel=1e-5)
+    assert slope_of(problem).item() == pytest.approx((ahead - behind) / (2 * h), rel=1e-5)
 
 
 @pytest.mark.parametrize("sgd", [{"momentum": 0.0}, {"decay": 0.0}])
 def test_momentum_and_weight_decay_move_the_point_looked_at(problem: Problem, sgd: dict[str, float]) -> None:
     """Leaving either out of θ* is another gradient, which the tests above would tell from the right one."""
     other = grad(lambda a: validation_loss(problem, a, **sgd))(problem.s.state["alpha"])
-    assert slope_by_jvp(problem).item() != pytest.approx(other.item(), rel=1e-6)
+    assert slope_of(problem).item() != pytest.approx(other.item(), rel=1e-6)
 
 
 def test_the_distillation_weight_is_part_of_the_gradient(problem: Problem) -> None:
@@ -161,7 +161,7 @@ def test_the_distillation_weight_is_part_of_the_gradient(problem: Problem) -> No
     old = (torch.arange(CLASSES) < OLD).double()
     dq = q * (old - (q * old).sum(1, keepdim=True)) / alpha
     closed = (-p.lr * (dq * Jz_v).sum(1).mean()).item()
-    slope = slope_by_jvp(p).item()
+    slope = slope_of(p).item()
     assert slope == pytest.approx((1 - RHO) * closed, rel=1e-9)
     assert slope != pytest.approx(closed, rel=0.1)
 
@@ -183,18 +183,22 @@ def test_validation_is_the_plain_cross_entropy_in_train_mode(problem: Problem) -
     twin = copy.deepcopy(p.s.net).train()
     twin.zero_grad()
     F.cross_entropy(twin(p.x_bar).z, p.y_bar).backward()
-    for k, w in twin.named_parameters():
-        torch.testing.assert_close(v[k], w.grad, rtol=1e-10, atol=1e-14)
+    for mine, w in zip(v, twin.parameters()):
+        torch.testing.assert_close(mine, w.grad, rtol=1e-10, atol=1e-14)
 
 
 # One update ---------------------------------------------------------------------------------------------------
 
 
-def update(p: Problem, alpha_lr: float) -> None:
-    loss = p.method.objective(p.s, p.y, p.s.net(p.x), p.ref)
-    grads = train.gradient(loss, dict(p.s.net.named_parameters()))
-    batch, balanced = (p.x, p.y, p.ref), (p.x_bar, p.y_bar)
-    meta.update_alpha(p.method, p.s, batch, balanced, grads, p.momentum, p.lr, RECIPE, alpha_lr)
+def update(p: Problem, alpha_lr: float) -> Weights:
+    """An update of α; returns the gradients that it was given."""
+    weights, out = dict(p.s.net.named_parameters()), p.s.net(p.x)
+    grads = train.gradient(p.method.objective(p.s, p.y, out, p.ref), weights, again=True)
+    batch, balanced = (p.y, out, p.ref), (p.x_bar, p.y_bar)
+    kept = {k: g.clone() for k, g in grads.items()}
+    meta.update_alpha(p.method, p.s, batch, balanced, weights, grads, p.momentum, p.lr, RECIPE, alpha_lr)
+    assert all(torch.equal(grads[k], kept[k]) for k in grads)
+    return grads
 
 
 def test_an_update_follows_the_gradient_and_lambda_follows_alpha(problem: Problem) -> None:
@@ -211,16 +215,14 @@ def test_an_update_follows_the_gradient_and_lambda_follows_alpha(problem: Proble
 
 def test_an_update_leaves_the_net_and_the_momentum_as_they_are(problem: Problem) -> None:
     p = problem
-    loss = p.method.objective(p.s, p.y, p.s.net(p.x), p.ref)
-    grads = train.gradient(loss, dict(p.s.net.named_parameters()))
-    before = {k: v.clone() for k, v in p.s.net.state_dict().items()}
-    assert "backbone.stages.0.1.running_mean" in before and "backbone.stages.0.1.num_batches_tracked" in before
-    momentum, kept = ({k: v.clone() for k, v in d.items()} for d in (p.momentum, grads))
-    meta.update_alpha(p.method, p.s, (p.x, p.y, p.ref), (p.x_bar, p.y_bar), grads, p.momentum, p.lr, RECIPE, 1.0)
+    momentum = {k: v.clone() for k, v in p.momentum.items()}
+    twin = copy.deepcopy(p.s.net)
+    twin(p.x)  # the training batch moves the batch-norm statistics once; the balanced batch does not
+    assert "backbone.stages.0.1.running_mean" in twin.state_dict()
+    update(p, 1.0)
     for k, v in p.s.net.state_dict().items():
-        assert torch.equal(v, before[k]), k
-    for k in grads:
-        assert torch.equal(p.momentum[k], momentum[k]) and torch.equal(grads[k], kept[k]), k
+        assert torch.equal(v, twin.state_dict()[k]), k
+    assert all(torch.equal(p.momentum[k], momentum[k]) for k in momentum)
     assert p.s.net.training and all(w.grad is None for w in p.s.net.parameters())
 
 

@@ -4,19 +4,22 @@
 balanced batch at θ*. α enters θ* through λ alone, and one SGD step depends on it through its gradient only, so
 with v the gradient of the validation loss L_val at θ*
 
-    dL_val(θ*)/dα = −η · d/dθ [∂L_train/∂α (θ)] · v,
+    dL_val(θ*)/dα = −η · ⟨∂/∂θ [∂L_train/∂α], v⟩.
 
-one forward-mode derivative of a scalar's gradient: exact, and without the graph of a backward pass through a
-backward pass, which is what makes the usual way hungry for memory.
+∂L_train/∂α is a function of what the net returns, so its gradient by θ is one more ordinary backward pass of the
+training batch, from u = ∂²L_train/∂α∂out instead of ∂L_train/∂out. That is exact, and nothing is ever differentiated
+twice but the objective, which is small: the usual way, a backward pass through a backward pass, is hungry and slow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, jvp
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from .losses import full_precision
@@ -29,64 +32,72 @@ SMALLEST = 1e-3
 Weights = dict[str, Tensor]
 
 
-def call(net: Net, weights: Weights, x: Tensor) -> Out:
-    """The net at other weights. It moves copies of the batch-norm statistics, so that the net's own do not feel it."""
-    buffers = {name: b.clone() for name, b in net.named_buffers()}
-    out = functional_call(net, {**weights, **buffers}, (x,))
-    assert isinstance(out, Out)
-    return out
-
-
 def lookahead(weights: Weights, grads: Weights, momentum: Weights, lr: Tensor, recipe: Recipe) -> Weights:
     """θ*: where SGD with the recipe's momentum and weight decay would go from here."""
-    return {
-        name: w - lr * (recipe.momentum * momentum[name] + grads[name] + recipe.weight_decay * w)
-        for name, w in weights.items()
-    }
+    w, g, b = ([group[name] for name in weights] for group in (weights, grads, momentum))
+    move = torch._foreach_add(g, w, alpha=recipe.weight_decay)
+    torch._foreach_add_(move, b, alpha=recipe.momentum)
+    return dict(zip(weights, torch._foreach_sub(w, torch._foreach_mul(move, lr))))
 
 
-def validation_gradient(net: Net, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-    """v: the gradient of the plain softmax cross-entropy of a balanced batch, at the given weights."""
-    v: Weights = grad(lambda w: F.cross_entropy(full_precision(call(net, w, x).z), y))(weights)
-    return v
+def validation_gradient(
+    net: Net, weights: Weights, x: Tensor, y: Tensor, backbone: Callable[..., Any] | None = None
+) -> list[Tensor]:
+    """v: the gradient of the plain softmax cross-entropy of a balanced batch, at the given weights.
+
+    It moves copies of the batch-norm statistics, so that the net's own do not feel it.
+    """
+    at = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    buffers = {name: b.clone() for name, b in net.named_buffers()}
+    out = functional_call(net, {**at, **buffers}, (x, backbone))
+    loss = F.cross_entropy(full_precision(out.z), y)
+    return list(torch.autograd.grad(loss, list(at.values()), materialize_grads=True))
 
 
-def hyper_gradient(
-    method: Method, s: Step, x: Tensor, y: Tensor, ref: Out | None, weights: Weights, v: Weights, lr: Tensor
-) -> Tensor:
-    """dL_val(θ*)/dα, for the method's whole objective L_train on the batch (x, y)."""
+def influence(method: Method, s: Step, y: Tensor, out: Out, ref: Out | None, weights: Weights) -> list[Tensor]:
+    """∂/∂θ [∂L_train/∂α] on the batch that gave `out`, whose graph is kept for whoever needs it next."""
+    parts = [out.z, out.h, *out.maps, *out.extra.values()]
+    leaves = [part.detach().requires_grad_() for part in parts]
+    names, last = list(out.extra), 2 + len(out.maps)
+    copy = Out(leaves[0], leaves[1], leaves[2:last], dict(zip(names, leaves[last:])))
+    alpha = s.state["alpha"].detach().requires_grad_()
+    loss = method.objective(replace(s, lam=method.loss.lam(s.n, s.past, alpha)), y, copy, ref)
+    (slope,) = torch.autograd.grad(loss, alpha, create_graph=True)
+    u = torch.autograd.grad(slope, leaves, allow_unused=True)
+    felt = [(part, du) for part, du in zip(parts, u) if du is not None and part.requires_grad]
+    through, by = [part for part, _ in felt], [du for _, du in felt]
+    given = torch.autograd.grad(through, list(weights.values()), by, retain_graph=True, materialize_grads=True)
+    return list(given)
 
-    def d_alpha(w: Weights) -> Tensor:
-        out = call(s.net, w, x)
 
-        def objective(alpha: Tensor) -> Tensor:
-            return method.objective(replace(s, lam=method.loss.lam(s.n, s.past, alpha)), y, out, ref)
-
-        slope: Tensor = grad(objective)(s.state["alpha"])
-        return slope
-
-    change: Tensor = jvp(d_alpha, (weights,), (v,))[1]
-    return -lr * change
+def hyper_gradient(d_alpha: list[Tensor], v: list[Tensor], lr: Tensor) -> Tensor:
+    """dL_val(θ*)/dα = −η ⟨∂/∂θ [∂L_train/∂α], v⟩."""
+    products = torch._foreach_mul(d_alpha, v)
+    return -lr * torch.stack([product.sum() for product in products]).sum()
 
 
 def update_alpha(
     method: Method,
     s: Step,
-    batch: tuple[Tensor, Tensor, Out | None],
+    batch: tuple[Tensor, Out, Out | None],
     balanced: tuple[Tensor, Tensor],
+    weights: Weights,
     grads: Weights,
     momentum: Weights,
     lr: Tensor,
     recipe: Recipe,
     alpha_lr: float,
+    backbone: Callable[..., Any] | None = None,
 ) -> None:
-    """One update of α (and of λ) in place; `grads` are those of the objective on `batch` at the present α."""
-    weights = {name: w.detach() for name, w in s.net.named_parameters() if name in grads}
+    """One update of α (and of λ) in place; `grads` are those of the objective on `batch` at the present α.
+
+    `batch` is its labels, and what the net and the previous net said to it; `balanced` is images and labels.
+    """
+    d_alpha = influence(method, s, *batch, weights)
     with torch.no_grad():
         star = lookahead(weights, grads, momentum, lr, recipe)
-    v = validation_gradient(s.net, star, *balanced)
-    slope = hyper_gradient(method, s, *batch, weights, v, lr)
+    v = validation_gradient(s.net, star, *balanced, backbone)
     with torch.no_grad():
         alpha = s.state["alpha"]
-        alpha.copy_((alpha - alpha_lr * slope).clamp_min(SMALLEST))
+        alpha.copy_((alpha - alpha_lr * hyper_gradient(d_alpha, v, lr)).clamp_min(SMALLEST))
         s.lam.copy_(method.loss.lam(s.n, s.past, alpha))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 
 from . import meta
@@ -199,7 +200,11 @@ def fit(
         loss = method.objective(s, y, out, ref)
         if update_alpha and learned is not None:
             grads = gradient(loss, weights, again=True)
-            meta.update_alpha(method, s, (x, y, ref), held.take(), grads, at.momentum, lr, recipe, learned.alpha_lr)
+            found = held.take()
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+                meta.update_alpha(
+                    method, s, (y, out, ref), found, weights, grads, at.momentum, lr, recipe, learned.alpha_lr
+                )
             loss = method.objective(s, y, out, ref)
         sgd_(weights, gradient(loss, weights), at.momentum, lr, recipe)
         total.add_(loss.detach())
@@ -210,8 +215,7 @@ def fit(
         # Only the backbones are compiled: their shapes never change, while the head grows from step to step.
         student = torch.compile(s.net.backbone) if compiled else None
         teacher = torch.compile(s.teacher.backbone) if compiled and s.teacher is not None else None
-        # A compiled backward pass gives its buffers away and runs once; updating α differentiates a loss twice.
-        plain, updating = partial(optimise, False, student, teacher), partial(optimise, True, None, teacher)
+        plain, updating = partial(optimise, False, student, teacher), partial(optimise, True, student, teacher)
         return [plain] if learned is None else [plain, updating]
 
     changed = [*s.net.state_dict().values(), *at.momentum.values(), *s.state.values(), s.lam, train.at, total]
@@ -219,7 +223,8 @@ def fit(
         changed.append(held.at)
     if at.epoch == recipe.epochs:
         return engine  # nothing is left to do
-    launch, engine = prepared(engine, steps, changed)
+    with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
+        launch, engine = prepared(engine, steps, changed)
     for epoch in range(at.epoch, recipe.epochs):
         began = time.perf_counter()
         first, last = train.edge(epoch), train.edge(epoch + 1)
