@@ -839,6 +839,62 @@ def test_a_fault_of_ours_is_one_sentence(capsys, monkeypatch):
     assert refused(capsys, 1, *SHORT) == "equipoise: unexpected ZeroDivisionError: by zero; --debug shows where"
 
 
+DETAILS = "\nCUDA kernel errors might be asynchronously reported at some other API call\nand more"
+GONE = {
+    "lost": torch.AcceleratorError(f"CUDA error: unspecified launch failure{DETAILS}"),
+    "lost, in older words": RuntimeError(f"CUDA error: an illegal memory access was encountered{DETAILS}"),
+    "broken": RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+}
+FULL = {
+    "full": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free. And more."),
+    "full, says the driver": torch.AcceleratorError(f"CUDA error: out of memory{DETAILS}"),
+    "full, says a compiler": RuntimeError("Triton Error [CUDA]: out of memory"),
+}
+
+
+def fail_at(monkeypatch, batch, error):
+    """The GPU fails, as it were, in that batch of the run; only once."""
+    step, batches = equipoise.train.sgd_, []
+
+    def failing(*args):
+        batches.append(True)
+        if len(batches) == batch:
+            raise error
+        step(*args)
+
+    monkeypatch.setattr("equipoise.train.sgd_", failing)
+
+
+@pytest.mark.parametrize("error", GONE.values(), ids=GONE)
+def test_a_gpu_that_is_lost_costs_what_came_after_the_checkpoint(capsys, monkeypatch, straight, error):
+    words = (*SHORT, "--store", "none", "--checkpoint", "0", "--out", "run")
+    fail_at(monkeypatch, 60, error)  # in the second step
+    said = refused(capsys, 1, *words)
+    first = str(error).splitlines()[0]
+    assert said == f"equipoise: the GPU failed ({first}); the same command goes on from the last checkpoint in run"
+    assert "step 0 done" not in done(capsys, *words).err
+    assert measured("run") == straight
+
+
+def test_a_gpu_that_is_lost_before_the_first_checkpoint(capsys, monkeypatch):
+    fail_at(monkeypatch, 3, GONE["lost"])
+    said = refused(capsys, 1, *SHORT, "--out", "run")
+    assert said.endswith("the same command starts anew: there was no checkpoint yet")
+
+
+@pytest.mark.parametrize("error", FULL.values(), ids=FULL)
+def test_a_gpu_without_room_says_what_to_lower(capsys, monkeypatch, error):
+    fail_at(monkeypatch, 3, error)
+    said = refused(capsys, 1, *SHORT, "--out", "run")
+    assert said.startswith("equipoise: the GPU is out of memory: lower --batch, or free the GPU of other processes")
+
+
+def test_a_runtime_error_of_another_kind_is_a_fault_of_ours(capsys, monkeypatch):
+    fail_at(monkeypatch, 3, RuntimeError("shapes do not fit"))
+    said = refused(capsys, 1, *SHORT, "--out", "run")
+    assert said == "equipoise: unexpected RuntimeError: shapes do not fit; --debug shows where"
+
+
 def test_of_two_data_sets_the_last_one_counts_everywhere(capsys):
     done(capsys, "run", "il-baseline", "--dataset", "cifar100", "--dataset", "digits", "--epochs", "1", "--out", "run")
     recipe = result()["run"]["recipe"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import multiprocessing
 import os
@@ -160,6 +161,43 @@ def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None
     good = Job(asked(), tmp_path / "c")
     map([broken, good], Local(workers=1))
     assert "result.json is corrupt" in (broken.failure or "") and good.result is not None
+
+
+FAILING = """
+from dataclasses import dataclass
+
+import torch
+
+from equipoise import ILBaseline
+
+
+@dataclass(frozen=True)
+class FailingGPU(ILBaseline):
+    error: str = "OutOfMemoryError"
+    words: str = ""
+
+    def objective(self, s, y, out, ref):
+        raise getattr(torch, self.error)(self.words)
+"""
+
+
+def test_what_a_gpu_says_is_put_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_gpu.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)  # workers have it too
+    monkeypatch.setattr("equipoise.sweep.TRIES", 1)
+    method = importlib.import_module("failing_gpu").FailingGPU
+    full = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free.\nAnd more."
+    lost = "CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later."
+    methods = [method(error="OutOfMemoryError", words=full), method(error="AcceleratorError", words=lost)]
+    settings: dict[str, Any] = {"dataset": "digits", "recipe": QUICK, "device": "cpu"}
+    jobs = [Job(Run(one, **settings), tmp_path / str(i)) for i, one in enumerate(methods)]
+    map(jobs, Local(workers=2))
+    said = [job.failure or "" for job in jobs]
+    assert said[0].startswith("the GPU is out of memory: lower --batch or --workers, or free the GPU")
+    assert said[1].startswith("the GPU failed (CUDA error: unspecified launch failure): ")
+    for job, words in zip(jobs, said):
+        assert (job.folder / "error.txt").read_text() == f"{words}\n"  # one line
+        assert "Traceback" in (job.folder / "log.txt").read_text()  # for whoever wants more
 
 
 def test_the_same_run_twice_is_one_run(

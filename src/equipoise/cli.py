@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import itertools
 import os
 import sys
@@ -23,7 +22,7 @@ from . import __version__, methods, record, sweep
 from .checkpoint import INFO, write_json
 from .datasets import SHAPES
 from .demo import demo
-from .errors import EquipoiseError, UsageError, check, unknown
+from .errors import EquipoiseError, UsageError, check, failed_gpu, first_line, sentence, unknown
 from .inputs import resolve_device, resolve_precision
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
@@ -145,11 +144,13 @@ def run_verb(argv: list[str]) -> None:
             checkpoint_every=f.checkpoint,
             evaluate_every=f.evaluate_every,
         )
-    except KeyboardInterrupt:
-        watch.close()
+    except (KeyboardInterrupt, RuntimeError) as error:
+        why = "stopped" if isinstance(error, KeyboardInterrupt) else failed_gpu(error)
+        if why is None:
+            raise
         there = (out / "checkpoint" / INFO).is_file()
         then = f"goes on from the last checkpoint in {out}" if there else "starts anew: there was no checkpoint yet"
-        raise EquipoiseError(f"stopped; the same command {then}") from None
+        raise EquipoiseError(f"{why}; the same command {then}") from error
     finally:
         watch.close()
     print_result(result, for_output())
@@ -373,27 +374,11 @@ def command(argv: list[str]) -> int:
     except BrokenPipeError:  # whoever read the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (EquipoiseError, OSError, torch.OutOfMemoryError) as error:
+    except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"equipoise: {sentence(error)}", file=sys.stderr)
+        said = sentence(error)
+        if said is None:  # a fault of ours; even so, no page of code for somebody who asked for a result
+            said = f"unexpected {type(error).__name__}: {first_line(error)}; --debug shows where"
+        print(f"equipoise: {said}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    except Exception as error:  # a fault of ours; even so, no page of code for somebody who asked for a result
-        if debug:
-            traceback.print_exc()
-        words = str(error).strip().splitlines() or [""]
-        print(f"equipoise: unexpected {type(error).__name__}: {words[0]}; --debug shows where", file=sys.stderr)
-        return 1
-
-
-def sentence(error: Exception) -> str:
-    """What went wrong, and what to do about it."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "the GPU is out of memory: lower --batch, or free the GPU of other processes and run the same command"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"
-    if isinstance(error, PermissionError):
-        return f"no permission to use {error.filename}: choose another --out, --store or --data"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename} cannot be used ({(error.strerror or 'error').lower()}): choose another folder"
-    return str(error)

@@ -7,9 +7,12 @@ every other `EquipoiseError` is something about the machine or its files (exit c
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import numbers
 from collections.abc import Iterable
+
+import torch
 
 
 class EquipoiseError(Exception):
@@ -60,3 +63,39 @@ def check(
     bounds = [(least, "of {:g} or more"), (above, "above {:g}"), (most, "at most {:g}"), (below, "below {:g}")]
     words = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
     raise UsageError(f"{name} must be a {'whole ' if whole else ''}number {words}, not {value}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first; some libraries say a page."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def full_gpu(error: BaseException) -> bool:
+    """Whether the memory of a GPU did not suffice; drivers and compilers say so in errors of other kinds."""
+    words = first_line(error)
+    other = isinstance(error, RuntimeError) and "CUDA" in words and "out of memory" in words
+    return isinstance(error, torch.OutOfMemoryError) or other
+
+
+def failed_gpu(error: BaseException) -> str | None:
+    """That a GPU is lost or broke off, and in what words it did; None for all other errors."""
+    words = first_line(error)
+    other = isinstance(error, RuntimeError) and ("CUDA error" in words or "cuDNN error" in words)
+    if full_gpu(error) or not (isinstance(error, torch.AcceleratorError) or other):
+        return None
+    return f"the GPU failed ({words})"
+
+
+def sentence(error: BaseException, lower: str = "--batch") -> str | None:
+    """What went wrong and what to do about it; None for a fault of ours. `lower` is what to lower on a full GPU."""
+    if full_gpu(error):
+        return f"the GPU is out of memory: lower {lower}, or free the GPU of other processes and run the same command"
+    if said := failed_gpu(error):
+        return f"{said}: see whether nvidia-smi still lists it, and run the same command again"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"
+    if isinstance(error, PermissionError):
+        return f"no permission to use {error.filename}: choose another --out, --store or --data"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename} cannot be used ({(error.strerror or 'error').lower()}): choose another folder"
+    return str(error) if isinstance(error, (EquipoiseError, OSError)) else None

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 import torch
 
-from .errors import BusyError, DataError, UsageError
+from .errors import BusyError, DataError, UsageError, first_line, sentence
 from .folder import Result, read_result
 from .run import Run, run
 from .store import Store
@@ -152,8 +152,8 @@ def work(asked: Run, folder: Path, on: Local, parent: int) -> None:
     sys.stdout = sys.stderr = words = (folder / "log.txt").open("a", buffering=1)
 
     def give_up(error: BaseException, code: int) -> NoReturn:
-        lines = str(error).strip().splitlines() or [repr(error)]
-        (folder / ERROR).write_text(lines[0] + "\n")
+        said = sentence(error, "--batch or --workers") or first_line(error) or repr(error)
+        (folder / ERROR).write_text(said + "\n")
         traceback.print_exc(file=words)
         sys.exit(code)
 
