@@ -504,6 +504,7 @@ OUT_OF_RANGE = {
     "momentum": ("standard", "1", "-0.1", "nan"),
     "weight-decay": ("standard", "-0.1", "nan", "inf"),
     "seed": ("standard", "-1"),
+    "validation": ("standard", "-0.1", "1", "1.5", "nan", "inf"),
     "checkpoint": ("standard", "-1", "nan"),
     "evaluate-every": ("standard", "-1"),
 }
@@ -551,6 +552,8 @@ BAD_SETTINGS = [
     # Enough for 8 old classes, and for 4, but not for 9.
     bad("meta", says=["meta", "at least 2 images per class", " 1:"], memory="total:17"),
     bad("meta", says=["meta", "at least 2 images per class", " 0:"], memory="total:8"),
+    bad("standard", "--validation", "0.001", says=["validation 0.001 sets aside 0 of the 140", "'0'", "at least 1"]),
+    bad("standard", "--validation", "0.99", says=["validation 0.99 sets aside 139 of the 140", "leave at least 2"]),
     *(bad("relaxed", "--epsilon", v, says=["epsilon 0", "memory 0"]) for v in ("0", "0%", "0.0")),
     *(bad("standard", "--device", v, says=["auto, cpu or cuda", repr(v)]) for v in ("gpu", "mps", "cuda:x")),
 ]

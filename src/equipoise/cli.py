@@ -65,7 +65,7 @@ class Flags(Run):
     checkpoint: float = 30.0
     """seconds between checkpoints"""
     evaluate_every: int = 0
-    """epochs between looks at the test images on the way, for metrics.jsonl; 0 for none"""
+    """epochs between looks at the test (or validation) images on the way, for metrics.jsonl; 0 for none"""
 
     def made_loss(self) -> Loss:
         """The loss that the flags describe; a flag of another loss is an error."""
@@ -250,7 +250,11 @@ def every_choice(argv: list[str]) -> list[list[str]]:
 def run_name(asked: Run) -> str:
     """A folder name that says the most and is different for different settings."""
     parts = [asked.method.name, asked.method.loss.name, asked.dataset, f"memory-{asked.memory}", f"seed-{asked.seed}"]
-    settings = [repr(getattr(asked, f.name)) for f in dataclasses.fields(Run)]
+    if asked.validation:
+        parts.append(f"validation-{asked.validation:g}")
+    # Without validation the name is what it was before there was this setting: such folders are found again.
+    names = [f.name for f in dataclasses.fields(Run) if f.name != "validation" or asked.validation]
+    settings = [repr(getattr(asked, name)) for name in names]
     return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
 
 

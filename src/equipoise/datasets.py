@@ -28,7 +28,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from .augment import Crop
 from .data import Images, channel_statistics
-from .errors import DataError, unknown
+from .errors import DataError, UsageError, unknown
+from .randomness import generator
 
 SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
 """The data sets that `load` knows, and the shape of their images: channels, height, width."""
@@ -100,6 +101,29 @@ def load(name: str, folder: Path | None = None, progress: bool = True) -> Datase
     if name == "cifar100":
         return _cifar100(folder, progress)
     raise unknown("data set", name, SHAPES)
+
+
+def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
+    """The images to learn and those to measure on: the data set's own, or two parts of its training images.
+
+    `validation` is the fraction of every class that is set aside to measure on, so that settings can be chosen without
+    the test images. It is drawn from each of the data set's own labels by itself, so of one seed it is the same
+    whatever the order of the classes. Normalisation stays the data set's.
+    """
+    if not validation:
+        return data.train, data.test
+    aside = torch.zeros(len(data.train), dtype=torch.bool)
+    for label, name in enumerate(data.classes):
+        which = (data.train.y == label).nonzero()[:, 0]
+        count = round(validation * len(which))
+        if count < 1 or len(which) - count < 2:
+            raise UsageError(
+                f"validation {validation:g} sets aside {count} of the {len(which)} training images of {name!r}: "
+                "it must be at least 1, and leave at least 2"
+            )
+        drawn = torch.randperm(len(which), generator=generator(seed, "validation", label))
+        aside[which[drawn[:count]]] = True
+    return data.train[~aside], data.train[aside]
 
 
 def _digits() -> Dataset:

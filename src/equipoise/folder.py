@@ -15,6 +15,8 @@ from .errors import BusyError, DataError, RunError, UsageError
 Result = dict[str, Any]
 RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
 """what every result has, besides its circumstances"""
+LATER = {"validation": 0.0}
+"""settings that older files do not name, and what they were then"""
 
 
 @contextlib.contextmanager
@@ -40,7 +42,7 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     recorded = checkpoint.read_json(path)
     if not isinstance(recorded, dict):
         raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
-    there, here = flat_settings(recorded), flat_settings(json.loads(json.dumps(settings)))
+    there, here = flat_settings({**LATER, **recorded}), flat_settings(json.loads(json.dumps(settings)))
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
     if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
         differ = [k for k in differ if k != "order"]
@@ -67,4 +69,4 @@ def read_result(folder: Path) -> Result:
     whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"] and result["run"]
     if not whole or not {"method", "loss", "dataset", "memory", "seed", "recipe"} <= result["run"].keys():
         raise DataError(f"{path} is not the result of a run: delete it and run again")
-    return dict(result)
+    return {**result, "run": {**LATER, **result["run"]}}

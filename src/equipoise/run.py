@@ -19,7 +19,7 @@ import torch
 
 from . import checkpoint, record
 from .data import Images, class_order, step_sizes
-from .datasets import Dataset, load
+from .datasets import Dataset, load, split
 from .errors import DataError, check
 from .evaluate import confusion_matrix, forgetting, summary
 from .folder import Result, agree, locked, read_result
@@ -50,6 +50,8 @@ class Run:
     """classes of each step after the base step, instead of --steps"""
     order: str = "1993"
     """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
+    validation: float = 0.0
+    """fraction of the training images of every class to set aside and measure on, instead of the test images"""
     memory: str = "20"
     """exemplars kept: 20 of every class, total:2000 in all, or 0"""
     select: Literal["herding", "random"] = "herding"
@@ -77,7 +79,7 @@ class Plan:
     train: Images
     """on the device; labels are positions in the learning order"""
     test: Images
-    """likewise"""
+    """likewise; of a run with validation, the images that were set aside"""
     order: list[int]
     """the data set's labels in learning order"""
     sizes: tuple[int, ...]
@@ -105,6 +107,8 @@ class Plan:
             "augment": record.describe(self.data.augment),
             "normalise": [self.data.mean, self.data.std],
         }
+        if s["validation"]:  # else not even its name: the keys are what they were before there was this setting
+            always["validation"] = s["validation"]
         base = {"method": record.describe(at_base)}
         later = {"method": record.describe(self.run.method), "memory": s["memory"], "select": s["select"]}
         brought = [self.order[slice(*self.edges(t))] for t in range(len(self.sizes))]
@@ -114,11 +118,10 @@ class Plan:
         """How many images each step trains on, over all epochs: for the time left."""
         recipe, _ = self.learner.settings_for(image_shape(self.train.x))
         counts = torch.bincount(self.train.y).tolist()
-        budget = self.learner.budget_
         totals = []
         for t in range(len(self.sizes)):
             old, now = self.edges(t)
-            kept = sum(min(budget.share(old), c) for c in counts[:old])
+            kept = sum(min(self.learner.budget_.share(old), c) for c in counts[:old])
             totals.append(recipe.epochs * (sum(counts[old:now]) + kept))
         return totals
 
@@ -127,7 +130,8 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
     """Check everything that can be checked before anything is computed, and load the data."""
     budget = Budget.parse(run.memory)
     check("seed", run.seed, least=0, whole=True)
-    run = replace(run, seed=int(run.seed))
+    check("validation", run.validation, least=0, below=1)
+    run = replace(run, seed=int(run.seed), validation=float(run.validation))
     _learner(run, budget)  # a bad setting is said before any data is looked for
     loaded = load(run.dataset, data, progress)
     classes = len(loaded.classes)
@@ -140,7 +144,8 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
     # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
     position = torch.empty(classes, dtype=torch.long)
     position[torch.tensor(order)] = torch.arange(classes)
-    train, test = (Images(part.x, position[part.y]).to(learner.device_) for part in (loaded.train, loaded.test))
+    parts = split(loaded, run.validation, run.seed)
+    train, test = (Images(part.x, position[part.y]).to(learner.device_) for part in parts)
     recipe, _ = learner.settings_for(image_shape(train.x))
     settings = {
         **record.flat(run.method),
@@ -151,6 +156,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
         "increment": sizes[1],
         "order": run.order,
         "class_order": order,
+        "validation": run.validation,
         "memory": str(budget),
         "select": run.select,
         "seed": run.seed,
@@ -189,8 +195,8 @@ def run(
         store: where steps are shared with other runs; None to share none.
         watch: who is told of the progress.
         checkpoint_every: seconds between checkpoints; 0 for one at every epoch.
-        evaluate_every: epochs between looks at the test images on the way, for metrics.jsonl (of steps that are
-            trained here, not of reused ones); 0 for none.
+        evaluate_every: epochs between looks at the test (or validation) images on the way, for metrics.jsonl (of
+            steps that are trained here, not of reused ones); 0 for none.
     """
     check("checkpoint", checkpoint_every, least=0)
     check("evaluate-every", evaluate_every, least=0, whole=True)
@@ -234,8 +240,7 @@ class Attempt:
         self.lines: list[dict[str, Any]] = []
         self.reused: dict[str, Any] | None = None
         self.saved = time.monotonic()
-        self.trained = self.told = False
-        self.stopping = self.training = False
+        self.trained = self.told = self.stopping = self.training = False
 
     def carry_out(self) -> Result:
         """All steps that are not done yet, then the result."""
@@ -368,7 +373,7 @@ class Attempt:
         checkpoint.write_file(self.folder / "metrics.jsonl", text.encode())
 
     def measure(self, t: int) -> dict[str, Any]:
-        """Accuracies after step t, on the test images of all classes so far."""
+        """Accuracies after step t, on the test (or validation) images of all classes so far."""
         _, now = self.plan.edges(t)
         test = self.plan.test.of(0, now)
         z = self.learner.logits(test.x)
@@ -378,11 +383,10 @@ class Attempt:
     def result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
-        last = records[-1]
         return {
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
             "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),
-            "final": {k: last[k] for k in ("top1", "top5", "base", "new")},
+            "final": {k: records[-1][k] for k in ("top1", "top5", "base", "new")},
             "forgetting": forgetting([r["by_step"] for r in records]),
             "alpha": self.learner.alphas_,
             "steps": records,

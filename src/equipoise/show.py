@@ -18,7 +18,7 @@ from .folder import Result, flat_settings, read_result
 from .record import digest
 
 SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
-SAID |= {"seed", "data", "normalise", "pad", "flip"}
+SAID |= {"seed", "data", "normalise", "pad", "flip", "validation"}
 """settings that a table shows in its own way, or that follow from others"""
 
 
@@ -66,6 +66,11 @@ def label(result: Result) -> str:
     return str(s["loss"]).capitalize() + ("" if value == default else f" {letter} {value}")
 
 
+def measured_on(settings: dict[str, Any]) -> str:
+    """Which images the accuracies are of."""
+    return f"validation images ({settings['validation']:g})" if settings["validation"] else "test images"
+
+
 def protocol(settings: dict[str, Any]) -> str:
     """The steps in a few characters: 50 + 5 × 10."""
     return f"{settings['base']} + {settings['steps']} × {settings['increment']}"
@@ -81,6 +86,8 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
         "memory": [g[0]["run"]["memory"] for g in groups],
         "epochs": [str(g[0]["run"]["recipe"]["epochs"]) for g in groups],
     }
+    if any(g[0]["run"]["validation"] for g in groups):  # nobody is to take these accuracies for those of test images
+        columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
     # Whatever else differs gets a column too; what only some losses have does not differ by being absent.
     settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
     for name in dict.fromkeys(k for s in settings for k in s if k not in SAID):
@@ -114,6 +121,7 @@ def print_result(result: Result, console: Console) -> None:
     """Each step of one run, and what it comes to."""
     s = result["run"]
     title = f"{s['method']}, {label(result)}, {s['dataset']}, memory {s['memory']}, seed {s['seed']}"
+    title += f", measured on {measured_on(s)}" if s["validation"] else ""
     table = Table(title=f"{title}: accuracy in percent", box=box.SIMPLE_HEAD)
     for name in ("step", "classes", "all", "top 5", "base", "new", "latest", "α", "seconds"):
         table.add_column(name, justify="right")
@@ -149,12 +157,12 @@ def figures_for(results: Sequence[Result], folder: Path) -> list[Path]:
     from . import figures  # matplotlib is slow to import, and only pictures need it
 
     groups = grouped(results)
-    columns, _ = differences(groups)
+    columns, same = differences(groups)
     plain = ("method", "loss", "data", "classes")
     named = [[v[i] if k in plain else f"{k} {v[i]}" for k, v in columns.items()] for i in range(len(groups))]
     curves = [(", ".join(words), g) for words, g in zip(named, groups)]
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        figures.accuracy_curves({"": curves}, folder / "accuracy.png"),
+        figures.accuracy_curves({same.get("measured on", ""): curves}, folder / "accuracy.png"),
         figures.confusions([(name, group[0]) for name, group in curves], folder / "confusion.png"),
     ]

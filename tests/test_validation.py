@@ -1,0 +1,260 @@
+"""A validation split: training images stand in for test images, so that settings are chosen without these."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise.run
+from equipoise import Balanced, ILBaseline, Learner, Recipe, RunError, Standard, UsageError, datasets
+from equipoise.cli import command, run_name
+from equipoise.data import Images
+from equipoise.datasets import Dataset, split
+from equipoise.losses import Loss
+from equipoise.record import digest
+from equipoise.run import Plan, Run, prepare, read_result, run
+from equipoise.store import Store
+from equipoise.watch import Watch
+
+RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
+DIGITS = datasets.load("digits")
+TIMES = {"seconds", "images_per_second", "engine"}
+
+
+def small(loss: Loss | None = None, **settings: Any) -> Run:
+    usual: dict[str, Any] = {"dataset": "digits", "base": 4, "steps": 2, "memory": "5", "recipe": RECIPE}
+    usual |= {"device": "cpu", "validation": 0.1}
+    return Run(ILBaseline(loss=loss or Balanced()), **{**usual, **settings})
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def unequal() -> Dataset:
+    """As the digits, but class k has 10 + 7 k images, and no two images are alike."""
+    y = torch.arange(10).repeat_interleave(10 + 7 * torch.arange(10))
+    y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+    x = torch.arange(len(y))[:, None, None, None].expand(-1, 1, 8, 8) % torch.tensor([256, 251] * 4)
+    return replace(DIGITS, train=Images(x.to(torch.uint8), y))
+
+
+def rows(images: Images) -> list[bytes]:
+    return [x.numpy().tobytes() + bytes([int(y)]) for x, y in zip(images.x, images.y)]
+
+
+# The split
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("data", [DIGITS, unequal()], ids=["digits", "unequal"])
+def test_the_two_parts_are_all_training_images_and_share_none(data: Dataset, fraction: float) -> None:
+    train, aside = split(data, fraction, 0)
+    everything = rows(data.train)
+    assert sorted(rows(train) + rows(aside)) == sorted(everything)
+    if data is not DIGITS:  # of which some may be alike
+        assert len(set(everything)) == len(everything) and not set(rows(train)) & set(rows(aside))
+    counts, of_train = torch.bincount(data.train.y), torch.bincount(train.y)
+    assert torch.bincount(aside.y).tolist() == [round(fraction * n) for n in counts.tolist()]  # of every class
+    assert torch.equal(of_train + torch.bincount(aside.y), counts)
+
+
+def test_the_split_is_drawn_by_the_seed_and_by_nothing_else() -> None:
+    mine = split(DIGITS, 0.1, 0)
+    torch.manual_seed(5)
+    again = split(DIGITS, 0.1, 0)
+    assert [part.fingerprint() for part in mine] == [part.fingerprint() for part in again]
+    assert rows(mine[1]) != rows(split(DIGITS, 0.1, 1)[1])
+    firsts = torch.cat([(DIGITS.train.y == k).nonzero()[:14, 0] for k in range(10)])
+    assert sorted(rows(mine[1])) != sorted(rows(DIGITS.train[firsts]))  # not simply the first ones
+    # A part of a larger one, and of each class by itself.
+    assert set(rows(mine[1])) <= set(rows(split(DIGITS, 0.3, 0)[1]))
+    without = DIGITS.train[DIGITS.train.y < 9]
+    fewer = split(replace(DIGITS, train=without, classes=DIGITS.classes[:9]), 0.1, 0)[1]
+    assert rows(fewer) == rows(mine[1].of(0, 9))
+
+
+def set_aside(plan: Plan) -> list[bytes]:
+    """What a plan measures on, in the data set's labels."""
+    return rows(Images(plan.test.x, torch.tensor(plan.order)[plan.test.y]))
+
+
+def test_the_split_is_the_same_whatever_is_learned_on_it() -> None:
+    mine = set_aside(prepare(small()))
+    assert mine == rows(split(DIGITS, 0.1, 0)[1])
+    for other in (small(order="natural"), small(Standard(), memory="0"), small(base=5, steps=5)):
+        assert set_aside(prepare(other)) == mine
+    assert set_aside(prepare(small(seed=1))) != mine
+    assert set_aside(prepare(small(validation=0.0))) == rows(DIGITS.test)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0])
+def test_no_validation_is_the_data_set_as_it_is(fraction: float) -> None:
+    assert split(DIGITS, fraction, 0) == (DIGITS.train, DIGITS.test)
+    assert prepare(small(validation=fraction)).settings["validation"] == 0.0
+
+
+def test_the_smallest_and_the_largest_that_can_be() -> None:
+    for fraction, count in ((1 / 140, 1), (138 / 140, 138)):
+        assert torch.bincount(split(DIGITS, fraction, 0)[1].y).tolist() == [count] * 10
+    for fraction, words in ((0.003, "0 of the 140"), (139 / 140, "139 of the 140")):
+        with pytest.raises(UsageError, match=f"sets aside {words} training images of '0'"):
+            split(DIGITS, fraction, 0)
+    with pytest.raises(UsageError, match="sets aside 0 of the 10 training images of '0'"):
+        split(unequal(), 0.04, 0)  # enough of every other class
+
+
+# A run with it
+
+
+def test_the_images_to_train_on_are_counted_without_those_set_aside() -> None:
+    each = 140 - 14
+    assert prepare(small()).images_to_train() == [2 * (n * each + old * 5) for n, old in ((4, 0), (3, 4), (3, 7))]
+    plan = prepare(small())
+    assert len(plan.train) == 10 * each and len(plan.test) == 140
+
+
+def test_the_accuracies_are_of_the_images_set_aside(tmp_path: Path) -> None:
+    result = run(small(), tmp_path)
+    assert result["run"]["validation"] == 0.1
+    assert json.loads((tmp_path / "run.json").read_text())["validation"] == 0.1
+    train, aside = split(DIGITS, 0.1, 0)
+    model = Learner.load(tmp_path / "model")
+    assert result["final"]["top1"] == pytest.approx(100 * np.mean(model.predict(aside.x) == aside.y.numpy()))
+    assert np.sum(result["confusion"]) == 140
+    assert model.exemplars_ is not None
+    assert not {x.numpy().tobytes() for x in model.exemplars_.x} - {x.numpy().tobytes() for x in train.x}
+
+
+def test_the_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [run(small(validation=v), tmp_path / f"true-{v}", evaluate_every=1) for v in (0.1, 0.0)]
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, DIGITS.test.x.shape, dtype=torch.uint8, generator=gen)
+    garbage = replace(DIGITS, test=Images(x, DIGITS.test.y))
+    monkeypatch.setattr(equipoise.run, "load", lambda *_, **__: garbage)
+    again = [run(small(validation=v), tmp_path / f"garbage-{v}", evaluate_every=1) for v in (0.1, 0.0)]
+    assert timeless(again[0]) == timeless(results[0])
+    assert timeless(again[1]) != timeless(results[1])  # where they are to be looked at, it shows
+    lines = [(tmp_path / f"{name}-0.1" / "metrics.jsonl").read_text().splitlines() for name in ("true", "garbage")]
+    assert timeless([json.loads(m) for m in lines[0]]) == timeless([json.loads(m) for m in lines[1]])
+
+
+class StopAt(Watch):
+    def __init__(self, step: int, epoch: int) -> None:
+        self.at = (step, epoch)
+
+    def epoch(self, e: Any) -> None:
+        if (e.step, e.epoch) == self.at:
+            raise KeyboardInterrupt
+
+
+def test_a_run_with_validation_goes_on(tmp_path: Path) -> None:
+    straight = run(small(), tmp_path / "straight")
+    for at in ((0, 1), (1, 2)):
+        with pytest.raises(KeyboardInterrupt):
+            run(small(), tmp_path / "run", watch=StopAt(*at), checkpoint_every=0)
+    for other, here in ((0.2, "0.2"), (0.0, "0.0")):
+        with pytest.raises(RunError, match=rf"settings: validation \(there 0.1, here {here}\);"):
+            run(small(validation=other), tmp_path / "run")
+    result = run(small(), tmp_path / "run")
+    assert timeless(result) == timeless(straight)
+    assert run(small(), tmp_path / "run") == result
+
+
+def test_steps_are_shared_only_with_runs_that_set_the_same_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [prepare(small(validation=v)).keys() for v in (0.0, 0.1, 0.2)]
+    assert len({key for keys in plans for key in keys}) == 9
+    store = Store(tmp_path / "store")
+    run(small(validation=0.0), tmp_path / "whole", store=store)
+    assert run(small(), tmp_path / "a", store=store)["reused"] is None
+    assert run(small(Standard()), tmp_path / "b", store=store)["reused"]["steps"] == [0]
+    # Without it the keys are made of what they were made of before: not even its name is in them.
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(equipoise.run, "keys", lambda always, *_: made.append(always) or [])
+    for v in (0.0, 0.1):
+        prepare(small(validation=v)).keys()
+    assert made[1] == {**made[0], "validation": 0.1} and "validation" not in made[0]
+
+
+# Files from before there was this setting
+
+
+def older(folder: Path) -> None:
+    """Make the folder what an older version would have written."""
+    for name in ("run.json", "result.json"):
+        if (folder / name).is_file():
+            content = json.loads((folder / name).read_text())
+            del content.get("run", content)["validation"]
+            (folder / name).write_text(json.dumps(content))
+
+
+def test_an_older_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(small(validation=0.0), tmp_path, watch=StopAt(1, 1), checkpoint_every=0)
+    older(tmp_path)
+    with pytest.raises(RunError, match=r"settings: validation \(there 0.0, here 0.1\);"):
+        run(small(), tmp_path)
+    result = run(small(validation=0.0), tmp_path)
+    older(tmp_path)
+    monkeypatch.setattr("equipoise.learner.fit", None)
+    assert read_result(tmp_path) == run(small(validation=0.0), tmp_path) == result
+    with pytest.raises(RunError, match=r"settings: validation \(there 0.0, here 0.1\);"):
+        run(small(), tmp_path)
+
+
+def test_a_folder_without_validation_is_named_as_before() -> None:
+    asked = small(validation=0.0)
+    before = digest([repr(getattr(asked, f.name)) for f in fields(Run) if f.name != "validation"])[:6]
+    assert run_name(asked) == f"il-baseline_balanced_digits_memory-5_seed-0_{before}"
+    name = run_name(small())
+    assert name.startswith("il-baseline_balanced_digits_memory-5_seed-0_validation-0.1_") and not name.endswith(before)
+
+
+# The command
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, isolated: None) -> Path:
+    """Two seeds measured on validation images, and one on test images, by an older version."""
+    for name, settings in {"a": {}, "b": {"seed": 1}, "test": {"validation": 0.0}}.items():
+        run(small(**settings), tmp_path / "runs" / name)
+    older(tmp_path / "runs" / "test")
+    return Path("runs")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert command(["show", *map(str, words)]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_tables_say_which_images_were_measured(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "seed 0, measured on validation images (0.1): accuracy" in shown(capsys, recorded / "a")
+    assert "measured on" not in shown(capsys, recorded / "test")
+    seeds = shown(capsys, recorded / "a", recorded / "b")
+    assert "measured on validation images (0.1): average incremental" in seeds and "Balanced 2 " in seeds
+    both = shown(capsys, recorded)
+    assert "loss measured on seeds" in both
+    assert "Balanced validation images (0.1) 2 " in both and "Balanced test images 1 " in both
+    run(small(validation=0.0, seed=1), recorded / "new")
+    assert "Balanced 2 " in shown(capsys, recorded / "test", recorded / "new")  # older and newer are one setting
+
+
+def test_the_flag_reaches_the_run(isolated: None, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--steps", "1", "--out", "run"]
+    assert command([*words, "--validation", "0.2"]) == 0
+    assert "measured on validation images (0.2)" in " ".join(capsys.readouterr().out.split())
+    result = json.loads(Path("run/result.json").read_text())
+    assert result["run"]["validation"] == 0.2 and np.sum(result["confusion"]) == 280
+    assert command(words) == 1
+    assert "validation (there 0.2, here 0.0)" in capsys.readouterr().err
