@@ -106,15 +106,15 @@ def test_what_cannot_be_recorded_is_said_once_and_done_all_the_same(
         raise RuntimeError("no such driver\nand a page of details")
 
     monkeypatch.setattr(capture_module, "captured", refuse)
-    made: list[bool] = []
+    made: list[str] = []
 
-    def make(compiled: bool) -> list[Callable[[], None]]:
-        made.append(compiled)
+    def make(engine: Engine) -> list[Callable[[], None]]:
+        made.append(engine)
         return [lambda: None]
 
     with caplog.at_level(logging.WARNING, "equipoise"):
         steps, used = prepared("compiled", make, [])
-    assert (used, made, len(steps)) == ("eager", [True, False, False], 1)
+    assert (used, made, len(steps)) == ("eager", ["compiled", "captured", "eager"], 1)
     assert [r.getMessage() for r in caplog.records] == [
         f"training cannot be {engine} here, and is slower: no such driver" for engine in ("compiled", "captured")
     ]
@@ -126,7 +126,7 @@ def test_a_full_gpu_is_not_taken_for_one_that_cannot_record(monkeypatch: pytest.
 
     monkeypatch.setattr(capture_module, "captured", full)
     with pytest.raises(torch.OutOfMemoryError):
-        prepared("captured", lambda compiled: [lambda: None], [])
+        prepared("captured", lambda engine: [lambda: None], [])
 
 
 def test_a_cpu_is_worked_on_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_recording_leaves_everything_as_it_was() -> None:
         w.mul_(2)
         count.add_(1)
 
-    (replay,), engine = prepared("captured", lambda compiled: [step], [w, count])
+    (replay,), engine = prepared("captured", lambda engine: [step], [w, count])
     assert w.tolist() == [1, 1, 1] and count.item() == 0 and engine == "captured"
     replay()
     replay()
@@ -96,7 +97,7 @@ def test_what_cannot_be_recorded_is_said_and_done_all_the_same(caplog: pytest.Lo
         w.sum().item()  # the host waits: not possible in a graph
 
     with caplog.at_level(logging.WARNING, "equipoise"):
-        (plain,), engine = prepared("captured", lambda compiled: [step], [w])
+        (plain,), engine = prepared("captured", lambda engine: [step], [w])
     assert "captured" in caplog.text and w.tolist() == [1, 1, 1] and engine == "eager"
     plain()
     assert w.tolist() == [2, 2, 2]
@@ -119,3 +120,71 @@ def test_a_learner_moves_between_devices(tmp_path: Path) -> None:
     learner.save(tmp_path / "model")
     here = Learner.load(tmp_path / "model", device="cpu")
     assert torch.allclose(here.logits(x), learner.logits(x).cpu(), atol=1e-4)
+
+
+# Our own kernels ------------------------------------------------------------------------------------------------
+
+
+def gradients(net: Net, x: torch.Tensor, y: torch.Tensor, features: Any, bf16: bool) -> list[torch.Tensor]:
+    with torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
+        out = net(x, features)
+    loss = torch.nn.functional.cross_entropy(out.z, y) + sum(m.float().square().mean() for m in out.maps)
+    assert isinstance(loss, torch.Tensor)
+    first = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+    again = torch.autograd.grad(loss, list(net.parameters()))
+    if features is not None:
+        assert all(torch.equal(a, b) for a, b in zip(first, again)), "the same bits, whenever"
+    return list(first)
+
+
+def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    """‖a − b‖ / ‖b‖."""
+    difference = torch.stack([(x.double() - y.double()).pow(2).sum() for x, y in zip(a, b)]).sum()
+    return float((difference / torch.stack([y.double().pow(2).sum() for y in b]).sum()).sqrt())
+
+
+@pytest.mark.parametrize("batch", [128, 33])
+@pytest.mark.parametrize("last_relu", [True, False])
+def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, last_relu: bool) -> None:
+    """Gradients of one step: our kernels and torch's own in bf16, both against float64."""
+    from equipoise.fused import Frozen, Training
+
+    gen = generator(11)
+    x = torch.randint(0, 256, (batch, *SHAPE), dtype=torch.uint8, generator=gen).cuda()
+    y = torch.randint(0, 10, (batch,), generator=gen).cuda()
+    net = net_of(10)
+    for block in net.backbone.stages[-1][-1:]:  # type: ignore[index,union-attr]
+        block.last_relu = last_relu
+    for m in net.modules():
+        if isinstance(m, torch.nn.BatchNorm2d):
+            m.weight.data.copy_(torch.rand(m.weight.shape, generator=gen) + 0.5)
+            m.bias.data.copy_(0.3 * torch.randn(m.bias.shape, generator=gen))
+    twins = [copy.deepcopy(net).train() for _ in range(3)]
+    with working_on(torch.device("cuda")):
+        truth = gradients(twins[0].double(), x, y, None, False)
+        torch_s = gradients(twins[1], x, y, None, True)
+        ours = gradients(twins[2], x, y, Training(twins[2]), True)
+    theirs, mine = apart(torch_s, truth), apart(ours, truth)
+    print(f"batch {batch}: torch {theirs:.4f}, ours {mine:.4f}")
+    assert 1e-5 < mine < 1.1 * theirs < 0.5  # noise for images is the hardest case there is for bf16
+    for (name, a), b in zip(twins[2].state_dict().items(), twins[0].state_dict().values()):
+        torch.testing.assert_close(a.double(), b.double(), rtol=3e-2, atol=3e-2, msg=name)  # running statistics
+    assert all(a.stride() == w.stride() for a, w in zip(ours, twins[2].parameters()))
+    frozen = twins[2].eval().requires_grad_(False)
+    with torch.no_grad(), working_on(torch.device("cuda")):
+        exact, near = frozen(x), frozen(x, Frozen(frozen))
+    assert 0 < apart([near.z], [exact.z]) < 0.03
+    assert all(0 < apart([a], [b]) < 0.03 for a, b in zip(near.maps, exact.maps))
+
+
+@pytest.mark.parametrize("loss", [Balanced(), Meta(every=3, alpha_lr=1.0)], ids=lambda v: v.name)
+def test_training_by_our_kernels_is_training(loss: Any) -> None:
+    """As far from fp32 as bf16 is anyway."""
+    exact, _ = trained(loss, "eager")
+    plain, _ = trained(loss, "eager", bf16=True)
+    fused, at = trained(loss, "fused", bf16=True)
+    print(f"{loss.name}: bf16 {distance(plain, exact):.4f}, ours {distance(fused, exact):.4f}")
+    assert at.epoch == 2
+    assert 1e-6 < distance(fused, exact) < max(2 * distance(plain, exact), 0.01)
+    if "alpha" in exact.state:
+        assert fused.state["alpha"].item() - 1 == pytest.approx(exact.state["alpha"].item() - 1, rel=0.3)

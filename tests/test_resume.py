@@ -26,7 +26,7 @@ from equipoise.run import Run, read_result, run
 from equipoise.store import Store
 from equipoise.watch import Watch
 
-TIMES = {"seconds", "images_per_second"}
+TIMES = {"seconds", "training_seconds", "images_per_second"}
 EPOCHS = 4
 
 

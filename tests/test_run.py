@@ -50,9 +50,9 @@ FIELDS = {
     *("average_incremental_accuracy", "average_incremental_accuracy_top5", "steps", "final", "forgetting"),
     *("confusion", "class_order", "alpha", "run", "reused", "versions", "hardware", "seconds"),
 }
-STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step", "seconds"}
+STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step", "seconds", "training_seconds"}
 SETTINGS = {"method", "loss", "alpha", "epsilon", "dataset", "base", "steps", "memory", "order", "seed"}
-TIMES = {"seconds", "images_per_second", "engine"}  # the engine is null where nothing was trained
+TIMES = {"seconds", "training_seconds", "images_per_second", "engine"}  # the engine is null where nothing was trained
 
 
 def small(loss: Loss | None = None, **settings: Any) -> Run:

@@ -24,7 +24,7 @@ from equipoise.watch import Watch
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
-TIMES = {"seconds", "images_per_second", "engine"}
+TIMES = {"seconds", "training_seconds", "images_per_second", "engine"}
 
 
 def small(loss: Loss | None = None, **settings: Any) -> Run:

@@ -6,6 +6,7 @@ Python takes several times as long as running them, so on a GPU a step is record
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
@@ -13,8 +14,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-Engine = Literal["compiled", "captured", "eager"]
-"""a CUDA graph with compiled backbones; a CUDA graph; kernel by kernel"""
+from .launch import together
+
+Engine = Literal["fused", "compiled", "captured", "eager"]
+"""a CUDA graph with our own kernels; one with compiled backbones; a CUDA graph; kernel by kernel"""
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 Steps = list[Callable[[], None]]
@@ -25,24 +28,54 @@ WARM_UP = 3
 log = logging.getLogger("equipoise")
 
 
-def prepared(engine: Engine, make: Callable[[bool], Steps], state: Sequence[Tensor]) -> tuple[Steps, Engine]:
-    """The steps that `make` makes (with compiled backbones or not), ready to be called as the engine says.
+class UnfitError(Exception):
+    """An engine is not made for what is to be trained: the next one is, and there is nothing to warn of."""
+
+
+class Aside:
+    """A second stream of a GPU: `with aside:` is done beside what follows, until `join` waits; on a CPU, in turn.
+
+    What is read aside must live until the join: memory that its own stream gives back is used again at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.inside = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            self.inside.enter_context(torch.cuda.stream(self.stream))
+
+    def __exit__(self, *error: object) -> None:
+        self.inside.close()
+
+    def join(self) -> None:
+        """Let what follows wait for what was done aside."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+
+def prepared(engine: Engine, make: Callable[[Engine], Steps], state: Sequence[Tensor]) -> tuple[Steps, Engine]:
+    """The steps that `make` makes for an engine, ready to be called as it says.
 
     `state` is every tensor that a step changes; it is left as it was. Where a compiler, a driver or an operator does
     not go along, that is said and the next simpler engine is taken; the one taken is returned too.
     """
     for attempt in ENGINES[ENGINES.index(engine) :]:
-        steps = make(attempt == "compiled")
         if attempt == "eager":
             break
         try:
-            return [captured(step, state) for step in steps], attempt
+            return [captured(step, state) for step in make(attempt)], attempt
+        except UnfitError:
+            pass
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             reason = str(error).strip().splitlines()
             log.warning("training cannot be %s here, and is slower: %s", attempt, reason[0] if reason else repr(error))
-    return steps, "eager"
+    return make("eager"), "eager"
 
 
 def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
@@ -58,6 +91,9 @@ def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], 
     aside.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(aside):
+            with together():
+                step()
+            restore()
             for _ in range(WARM_UP):
                 step()
                 restore()

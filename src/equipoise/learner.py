@@ -65,7 +65,8 @@ class Learner:
             seed: of everything random.
             device: auto, cpu or cuda.
             precision: auto (bf16 on a GPU that has it), fp32 or bf16.
-            engine: how training steps are launched, which changes only their speed: auto, compiled, captured, eager.
+            engine: how training steps are launched, which changes only their speed: auto, fused, compiled, captured,
+                eager.
         """
         if method is not None and not isinstance(method, Method):
             raise UsageError(f"method must be a Method such as ILBaseline(), not {method!r}")

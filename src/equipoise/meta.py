@@ -13,9 +13,7 @@ twice but the objective, which is small: the usual way, a backward pass through 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +22,7 @@ from torch.nn import functional as F
 
 from .losses import full_precision
 from .method import Method, Out, Recipe, Step
-from .nets import Net
+from .nets import Features, Net
 
 SMALLEST = 1e-3
 """α stays at or above this; the paper asks for a positive number only"""
@@ -41,7 +39,7 @@ def lookahead(weights: Weights, grads: Weights, momentum: Weights, lr: Tensor, r
 
 
 def validation_gradient(
-    net: Net, weights: Weights, x: Tensor, y: Tensor, backbone: Callable[..., Any] | None = None
+    net: Net, weights: Weights, x: Tensor, y: Tensor, features: Features | None = None
 ) -> list[Tensor]:
     """v: the gradient of the plain softmax cross-entropy of a balanced batch, at the given weights.
 
@@ -49,7 +47,7 @@ def validation_gradient(
     """
     at = {name: w.detach().requires_grad_() for name, w in weights.items()}
     buffers = {name: b.clone() for name, b in net.named_buffers()}
-    out = functional_call(net, {**at, **buffers}, (x, backbone))
+    out = functional_call(net, {**at, **buffers}, (x, features))
     loss = F.cross_entropy(full_precision(out.z), y)
     return list(torch.autograd.grad(loss, list(at.values()), materialize_grads=True))
 
@@ -87,7 +85,7 @@ def update_alpha(
     lr: Tensor,
     recipe: Recipe,
     alpha_lr: float,
-    backbone: Callable[..., Any] | None = None,
+    features: Features | None = None,
 ) -> None:
     """One update of α (and of λ) in place; `grads` are those of the objective on `batch` at the present α.
 
@@ -96,7 +94,7 @@ def update_alpha(
     d_alpha = influence(method, s, *batch, weights)
     with torch.no_grad():
         star = lookahead(weights, grads, momentum, lr, recipe)
-    v = validation_gradient(s.net, star, *balanced, backbone)
+    v = validation_gradient(s.net, star, *balanced, features)
     with torch.no_grad():
         alpha = s.state["alpha"]
         alpha.copy_((alpha - alpha_lr * hyper_gradient(d_alpha, v, lr)).clamp_min(SMALLEST))

@@ -164,6 +164,10 @@ class LinearHead(Head):
         return F.linear(h, self.weight, self.bias), {}
 
 
+Features = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
+"""From uint8 images to the embedding and the stage outputs."""
+
+
 class Net(nn.Module):
     """Normalisation, backbone and head: raw pixels in, `Out` out."""
 
@@ -178,13 +182,17 @@ class Net(nn.Module):
         self.register_buffer("mean", mean.float().reshape(1, -1, 1, 1))
         self.register_buffer("std", std.float().reshape(1, -1, 1, 1))
 
-    def forward(self, x: Tensor, backbone: Callable[[Tensor], tuple[Tensor, list[Tensor]]] | None = None) -> Out:
+    def features(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch of uint8 images."""
+        features: tuple[Tensor, list[Tensor]] = self.backbone((x.to(self.mean.dtype) - self.mean) / self.std)
+        return features
+
+    def forward(self, x: Tensor, features: Features | None = None) -> Out:
         """The output for a batch of uint8 images (batch, channels, height, width).
 
-        `backbone` stands in for the net's own: the same weights, compiled.
+        `features` stands in for the net's own: the same weights, by other kernels.
         """
-        backbone = self.backbone if backbone is None else backbone
-        h, maps = backbone((x.to(self.mean.dtype) - self.mean) / self.std)
+        h, maps = (self.features if features is None else features)(x)
         # The head is small, and rounding its logits makes ties: fp32, whatever the backbone was computed in.
         h = h.to(torch.promote_types(h.dtype, torch.float32))
         with torch.autocast(x.device.type, enabled=False):

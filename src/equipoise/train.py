@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch._functorch.config
@@ -16,18 +16,18 @@ from torch import Tensor
 
 from . import meta
 from .augment import Crop
-from .capture import Engine, prepared
+from .capture import Aside, Engine, UnfitError, prepared
 from .data import Images
 from .errors import RunError
 from .losses import Meta
 from .method import Method, Recipe, Step
+from .nets import Features, ResNet32
 from .randomness import generator
 
 HELD_BATCH = 128
 """images of B_t in an update of α; all of them where there are fewer"""
 
 Weights = dict[str, Tensor]
-Compiled = Callable[..., Any] | None
 
 
 class Epoch(NamedTuple):
@@ -113,6 +113,12 @@ def sgd_(weights: Weights, grads: Weights, momentum: Weights, lr: Tensor, recipe
     names = list(weights)
     w, g, b = ([group[k] for k in names] for group in (weights, grads, momentum))
     with torch.no_grad():
+        if lr.is_cuda:  # one pass over memory
+            torch._fused_sgd_(
+                w, g, b, weight_decay=recipe.weight_decay, momentum=recipe.momentum, lr=lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+            )  # fmt: skip
+            return
         torch._foreach_mul_(b, recipe.momentum)
         torch._foreach_add_(b, torch._foreach_add(g, w, alpha=recipe.weight_decay))
         torch._foreach_sub_(w, torch._foreach_mul(b, lr))
@@ -190,32 +196,35 @@ def fit(
     else:
         learned = None  # nothing to learn α on: the base step
 
-    def optimise(update_alpha: bool, student: Compiled, teacher: Compiled) -> None:
+    def optimise(
+        update_alpha: bool, student: Features | None, teacher: Features | None, ahead: Features | None = None
+    ) -> None:
         x, y = train.take()
         # Without autocast's cache of cast weights: inside an outer autocast it would outlive the step, and be stale.
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            out = s.net(x, student)
-            with torch.no_grad():
+            with aside, torch.no_grad():
                 ref = None if s.teacher is None else s.teacher(x, teacher)
+            out = s.net(x, student)
+        aside.join()
         loss = method.objective(s, y, out, ref)
         if update_alpha and learned is not None:
             grads = gradient(loss, weights, again=True)
             found = held.take()
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
                 meta.update_alpha(
-                    method, s, (y, out, ref), found, weights, grads, at.momentum, lr, recipe, learned.alpha_lr
+                    method, s, (y, out, ref), found, weights, grads, at.momentum, lr, recipe, learned.alpha_lr, ahead
                 )
             loss = method.objective(s, y, out, ref)
         sgd_(weights, gradient(loss, weights), at.momentum, lr, recipe)
         total.add_(loss.detach())
 
+    aside = Aside(device)
     s.net.train()
 
-    def steps(compiled: bool) -> list[Callable[[], None]]:
-        # Only the backbones are compiled: their shapes never change, while the head grows from step to step.
-        student = torch.compile(s.net.backbone) if compiled else None
-        teacher = torch.compile(s.teacher.backbone) if compiled and s.teacher is not None else None
-        plain, updating = partial(optimise, False, student, teacher), partial(optimise, True, student, teacher)
+    def steps(engine: Engine) -> list[Callable[[], None]]:
+        student, teacher = stand_ins(engine, s, bf16)
+        ahead = student if engine == "fused" else None  # what is compiled is so for the net's own weights alone
+        plain, updating = partial(optimise, False, student, teacher), partial(optimise, True, student, teacher, ahead)
         return [plain] if learned is None else [plain, updating]
 
     changed = [*s.net.state_dict().values(), *at.momentum.values(), *s.state.values(), s.lam, train.at, total]
@@ -247,6 +256,22 @@ def fit(
         on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds))
         s.net.train()
     return engine
+
+
+def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Features | None]:
+    """What stands in for the features of the net and of its teacher: same weights, other kernels; None for nothing.
+
+    Features only: their shapes never change, while the head grows from step to step.
+    """
+    if engine == "compiled":
+        return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
+    if engine == "fused":
+        if not bf16 or not all(net is None or isinstance(net.backbone, ResNet32) for net in (s.net, s.teacher)):
+            raise UnfitError
+        from .fused import Frozen, Training  # needs Triton, which comes with torch for GPUs
+
+        return Training(s.net), None if s.teacher is None else Frozen(s.teacher)
+    return None, None
 
 
 def gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:

@@ -1,0 +1,449 @@
+"""ResNet-32 in the kernels of `kernels.py`: the same weights and the same function, several times as fast.
+
+`Training` stands in for a net's features in a training step, with gradients; `Frozen` for one that only answers, such
+as the teacher. Both read the net's own modules; nothing of a method changes. The same step gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import kernels as K
+from .capture import Aside
+from .launch import launch
+from .nets import Block, Net, ResNet32
+
+STEM = 16
+"""channels that the stem reads: those of an image, and zeros"""
+MOMENTUM = 0.1
+"""of batch norms, as torch has it"""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution and the batch norm after it."""
+
+    index: int
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+    shrunk: int
+    """how many times smaller than the image, each way, what it reads is"""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Channels in and out, side of the window, stride."""
+        inside, (side, _), (stride, _) = self.conv.in_channels, self.conv.kernel_size, self.conv.stride
+        return max(inside, STEM), self.conv.out_channels, side, stride
+
+
+@dataclass(frozen=True)
+class Group:
+    """A residual block."""
+
+    conv1: Layer
+    conv2: Layer
+    short: Layer | None
+    relu: bool
+
+
+class Plan:
+    """The layers of a ResNet-32 in the order in which they compute."""
+
+    def __init__(self, whole: Net, dtype: torch.dtype) -> None:
+        net = whole.backbone
+        assert isinstance(net, ResNet32)
+        self.net, self.dtype = whole, dtype
+        self.layers: list[Layer] = []
+        self.blocks: list[Group] = []
+        self.ends: list[int] = []
+
+        def layer(conv: nn.Module, norm: nn.Module, shrunk: int) -> Layer:
+            assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
+            self.layers.append(Layer(len(self.layers), conv, norm, shrunk))
+            return self.layers[-1]
+
+        self.stem = layer(net.conv, net.bn, 1)
+        shrunk = 1
+        for stage in net.stages:
+            for block in stage.children():
+                assert isinstance(block, Block)
+                within = shrunk * block.conv1.stride[0]
+                first = layer(block.conv1, block.bn1, shrunk)
+                second = layer(block.conv2, block.bn2, within)
+                besides = list(block.shortcut.children())
+                short = layer(besides[0], besides[1], shrunk) if besides else None
+                self.blocks.append(Group(first, second, short, block.last_relu))
+                shrunk = within
+            self.ends.append(len(self.blocks))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Images (batch, channels, height, width) as normalised rows of channels, with zeros to fill them up."""
+        x = x.permute(0, 2, 3, 1).contiguous()  # in memory they are so already
+        pixels, channels = x.numel() // x.shape[3], x.shape[3]
+        rows = torch.empty(pixels, STEM, dtype=self.dtype, device=x.device)
+        tile, warps = LIGHT[STEM]
+        mean, std = self.net.mean, self.net.std
+        grid = (cdiv(pixels, tile),)
+        launch(K.pixels_to_rows, grid, x, mean, std, rows, pixels, channels, STEM, BM=tile, num_warps=warps)
+        return rows
+
+    def weights(self, given: list[Tensor]) -> list[Tensor]:
+        """Weights laid out (out, row, column, in), in the kernels' precision."""
+        stem, *others = (w.detach().permute(0, 2, 3, 1) for w in given)
+        first = torch.zeros(*stem.shape[:3], STEM, dtype=self.dtype, device=stem.device)
+        first[..., : stem.shape[3]] = stem
+        room = torch.empty(sum(w.numel() for w in others), dtype=self.dtype, device=stem.device)
+        cast, used = [], 0
+        for w in others:
+            cast.append(room[used : used + w.numel()].view(w.shape))
+            used += w.numel()
+        torch._foreach_copy_(cast, others)
+        return [first, *cast]
+
+
+CONV = {16: (256, 4, 1, 2), 32: (256, 8, 3, 1), 64: (64, 8, 3, 1)}
+"""rows of a tile, warps, loads ahead, and pixels at a time where the stride is 1; by channels out"""
+INPUT = {16: (256, 4, 1, 2), 32: (256, 4, 3, 1), 64: (64, 4, 3, 1)}
+"""the same for gradients of inputs, by channels in"""
+WEIGHT = {16: (64, 128, 4, 2), 32: (64, 32, 4, 2), 64: (64, 32, 4, 1)}
+"""rows of a tile, most shares of the pixels, warps, and pixels at a time, for gradients of weights; by channels in"""
+LIGHT = {16: (128, 4), 32: (64, 4), 64: (64, 4)}
+"""rows of a tile and warps for passes without a convolution, by channels"""
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def at_a_time(channels: int, window: int) -> int:
+    """How many numbers of a row of the window are multiplied at a time: all of a row of 16s, which are 64 if paired."""
+    return channels if window == 1 or channels > 16 else 4 * channels
+
+
+def paired(pixels: int, layer: Layer, width: int) -> int:
+    """How many pixels are computed at a time, of those that are asked for: one where two do not share their rows."""
+    inside, outside, window, stride = layer.shape
+    return pixels if inside == outside and window == 3 and stride == 1 and width % pixels == 0 else 1
+
+
+class Pass:
+    """One batch on its way through the net: sizes, and the kernels with their arguments in place."""
+
+    def __init__(self, plan: Plan, images: int, height: int, width: int) -> None:
+        self.plan, self.images, self.height, self.width = plan, images, height, width
+
+    def sides(self, layer: Layer) -> tuple[int, int]:
+        """Height and width of what a layer reads."""
+        return self.height // layer.shrunk, self.width // layer.shrunk
+
+    def pixels(self, layer: Layer) -> int:
+        """Rows that a layer gives."""
+        height, width = self.sides(layer)
+        return self.images * (height // layer.shape[3]) * (width // layer.shape[3])
+
+    def counts(self, device: torch.device) -> Tensor:
+        """How many numbers of a channel each batch norm sees (layers, 1)."""
+        return torch.cat([torch.full((1, 1), float(self.pixels(layer)), device=device) for layer in self.plan.layers])
+
+    def map(self, rows: Tensor, block: Group) -> Tensor:
+        """A block's output as images."""
+        return rows.view(self.images, *self.sides(block.conv2), -1).permute(0, 3, 1, 2)
+
+    def conv(
+        self,
+        layer: Layer,
+        x: Tensor,
+        w: Tensor,
+        sums: Tensor | None = None,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        relu: bool = False,
+    ) -> Tensor:
+        """A layer's convolution of x."""
+        inside, outside, window, stride = layer.shape
+        pixels = self.pixels(layer)
+        y = torch.empty(pixels, outside, dtype=x.dtype, device=x.device)
+        tile, warps, ahead, pair = CONV[outside]
+        pair = paired(pair, layer, self.sides(layer)[1])
+        launch(
+            K.conv, (cdiv(pixels, tile * pair), 1),
+            x, w, y, y if sums is None else sums, y if bias is None else bias, y if residual is None else residual,
+            pixels, *self.sides(layer), inside, outside, window, stride,
+            SUMS=sums is not None, BIAS=bias is not None, RESIDUAL=residual is not None, RELU=relu,
+            BM=tile, BN=outside * pair, BK=at_a_time(inside, window), AHEAD=ahead, PAIR=pair, num_warps=warps,
+        )  # fmt: skip
+        return y
+
+
+class Training:
+    """A ResNet-32 in train mode: batch statistics, gradients, and running statistics that move."""
+
+    def __init__(self, net: Net, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.plan = Plan(net, dtype)
+        self.counts: dict[tuple[int, int, int], Tensor] = {}
+        self.aside = Aside(net.mean.device)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch of uint8 images."""
+        layers = self.plan.layers
+        given = [p for layer in layers for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)]
+        h, *maps = Function.apply(x, self, *given)  # type: ignore[no-untyped-call]
+        return h, maps
+
+    def count(self, way: Pass, device: torch.device) -> Tensor:
+        """`way.counts`, made once."""
+        key = (way.images, way.height, way.width)
+        if key not in self.counts:
+            self.counts[key] = way.counts(device)
+        return self.counts[key]
+
+    def moments(self, sums: Tensor, way: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of what each batch norm saw, and how much that was."""
+        count = self.count(way, sums.device)
+        mean, square = (sums.sum(1) / (K.FORWARD.value * count[:, None])).unbind(1)
+        return mean, (square - mean * mean).clamp_min_(0), count
+
+    def move_statistics(self, sums: Tensor, way: Pass) -> None:
+        """Running means and variances, as `BatchNorm2d` moves them."""
+        mean, var, count = self.moments(sums, way)
+        norms = [layer.norm for layer in self.plan.layers]
+        for name, now in (("running_mean", mean), ("running_var", var * (count / (count - 1)))):
+            running = [getattr(norm, name) for norm in norms]
+            torch._foreach_lerp_(running, [row[: len(r)] for row, r in zip(now, running)], MOMENTUM)
+        torch._foreach_add_([norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None], 1)
+
+
+class Function(torch.autograd.Function):
+    """The whole backbone as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, net: Training, *given: Tensor) -> tuple[Tensor, ...]:
+        """Weights, γ and β of every layer follow each other in `given`."""
+        plan = net.plan
+        images = len(x)
+        way = Pass(plan, images, *x.shape[2:])
+        weights, gammas, betas = plan.weights(list(given[0::3])), given[1::3], given[2::3]
+        sums = torch.zeros(len(plan.layers), K.REPLICAS.value, 2, K.WIDEST.value, dtype=torch.int64, device=x.device)
+        ys: list[Tensor] = [x] * len(plan.layers)
+
+        def conv(layer: Layer, x: Tensor) -> Tensor:
+            k = layer.index
+            ys[k] = way.conv(layer, x, weights[k], sums[k])
+            return ys[k]
+
+        def normalise(layer: Layer, relu: bool, other: Tensor | None = None, short: Layer | None = None) -> Tensor:
+            k, s = layer.index, layer.index if short is None else short.index
+            y, out = ys[k], torch.empty_like(ys[k])
+            pixels, channels = y.shape
+            tile, warps = LIGHT[channels]
+            launch(
+                K.normalise, (cdiv(pixels, tile),),
+                y, sums[k], gammas[k], betas[k], y if other is None else other, sums[s], gammas[s], betas[s], out,
+                pixels, channels, OTHER=0 if other is None else 1 if short is None else 2, RELU=relu, BM=tile,
+                num_warps=warps,
+            )  # fmt: skip
+            return out
+
+        image = plan.rows(x)
+        conv(plan.stem, image)
+        xs, inner = [normalise(plan.stem, True)], []
+        for block in plan.blocks:
+            conv(block.conv1, xs[-1])
+            inner.append(normalise(block.conv1, True))
+            conv(block.conv2, inner[-1])
+            other = xs[-1] if block.short is None else conv(block.short, xs[-1])
+            xs.append(normalise(block.conv2, block.relu, other, block.short))
+        with net.aside:
+            net.move_statistics(sums, way)
+        ctx.set_materialize_grads(False)
+        ctx.net, ctx.way = net, way
+        ctx.save_for_backward(image, sums, *given, *weights, *ys, *xs, *inner)
+        h = xs[-1].view(images, -1, K.WIDEST.value).mean(1, dtype=torch.float32)
+        return h, *(way.map(xs[end], plan.blocks[end - 1]) for end in plan.ends)
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: Tensor | None) -> Any:
+        """Gradients of weights, γ and β; none of the images."""
+        net, way = ctx.net, ctx.way
+        plan: Plan = net.plan
+        n, blocks = len(plan.layers), plan.blocks
+        image, sums, *saved = ctx.saved_tensors
+        given, weights, ys, xs, inner = split(saved, 3 * n, n, n, len(blocks) + 1, len(blocks))
+        gammas, device = given[1::3], image.device
+        sums_g = torch.zeros_like(sums)
+        dh, *rest = wanted
+        extras = {end: rows(d, plan.dtype) for end, d in zip(plan.ends, rest) if d is not None}
+        parts = Parts(way, device)
+        alive: list[Tensor] = []  # what is read aside must not be overwritten meanwhile
+
+        def normalise(layer: Layer, g: Tensor, short: Layer | None = None) -> tuple[Tensor, Tensor]:
+            k, s = layer.index, layer.index if short is None else short.index
+            dy = torch.empty_like(g)
+            dys = dy if short is None else torch.empty_like(g)
+            pixels, channels = g.shape
+            tile, warps = LIGHT[channels]
+            launch(
+                K.normalise_backward, (cdiv(pixels, tile),),
+                g, ys[k], sums[k], sums_g[k], gammas[k], dy, ys[s], sums[s], sums_g[s], gammas[s], dys, pixels,
+                channels, SHORT=short is not None, BM=tile, num_warps=warps,
+            )  # fmt: skip
+            alive.extend((g, dy, dys))
+            return dy, dys
+
+        def weight_gradient(layer: Layer, x: Tensor, dy: Tensor) -> None:
+            inside, outside, window, stride = layer.shape
+            tile, _, warps, pair = WEIGHT[inside]
+            pair = paired(pair, layer, way.sides(layer)[1])
+            wide = 4 * inside if window == 3 and inside < 64 else inside
+            room = parts.of(layer)
+            shares = len(room) // pair
+            with net.aside:
+                launch(
+                    K.weight_gradient, (shares, window, cdiv((window + pair - 1) * inside, wide)),
+                    x, dy, room, len(dy), cdiv(cdiv(len(dy), shares * pair), tile) * tile, *way.sides(layer),
+                    inside, outside, window, stride, BP=tile, BK=wide, PAIR=pair, num_warps=warps,
+                )  # fmt: skip
+                parts.done(layer)
+
+        def input_gradient(
+            layer: Layer, dy: Tensor, below: Layer, x: Tensor, relu: bool, below_short: Layer | None = None,
+            short: Layer | None = None, dys: Tensor | None = None, same: Tensor | None = None,
+            extra: Tensor | None = None,
+        ) -> Tensor:  # fmt: skip
+            inside, outside, _, stride = layer.shape
+            k, b = layer.index, below.index
+            s, bs = k if short is None else short.index, b if below_short is None else below_short.index
+            g = torch.empty_like(x)
+            tile, warps, ahead, pair = INPUT[inside]
+            pair = paired(pair, layer, way.sides(layer)[1])
+            launch(
+                K.input_gradient, (cdiv(len(g), tile * pair), 1),
+                dy, weights[k], dy if dys is None else dys, weights[s], dy if same is None else same,
+                dy if extra is None else extra, x, ys[b], ys[bs], g, sums_g[b], sums_g[bs], len(g),
+                *way.sides(layer), inside, outside, stride, SHORT=dys is not None, SAME=same is not None,
+                EXTRA=extra is not None, RELU=relu, BELOW=below_short is not None,
+                BM=tile, BN=inside * pair, BK=at_a_time(outside, 3), AHEAD=ahead, PAIR=pair, num_warps=warps,
+            )  # fmt: skip
+            return g
+
+        block, x = blocks[-1], xs[-1]
+        g, end, k = torch.empty_like(x), len(blocks), block.conv2.index
+        dh = torch.zeros(way.images, x.shape[1], device=device) if dh is None else dh.float().contiguous()
+        tile, warps = LIGHT[x.shape[1]]
+        launch(
+            K.top, (cdiv(len(x), tile),),
+            dh, extras.get(end, x), x, ys[k], g, sums_g[k], len(x), len(x) // way.images, x.shape[1],
+            EXTRA=end in extras, RELU=block.relu, BM=tile, num_warps=warps,
+        )  # fmt: skip
+        for at in reversed(range(len(blocks))):
+            block, x = blocks[at], xs[at]
+            one, two, short = block.conv1, block.conv2, block.short
+            dy, dys = normalise(two, g, short)
+            weight_gradient(two, inner[at], dy)
+            dy, _ = normalise(one, input_gradient(two, dy, one, inner[at], True))
+            weight_gradient(one, x, dy)
+            if short is not None:
+                weight_gradient(short, x, dys)
+            under = blocks[at - 1] if at else Group(plan.stem, plan.stem, None, True)
+            g = input_gradient(
+                one, dy, under.conv2, x, under.relu, under.short,
+                short, None if short is None else dys, g if short is None else None, extras.get(at),
+            )  # fmt: skip
+        dy, _ = normalise(plan.stem, g)
+        weight_gradient(plan.stem, image, dy)
+        mean, var, _ = net.moments(sums, way)
+        d_beta, gy = (sums_g.sum(1) / K.BACKWARD.value).unbind(1)
+        d_gamma = (gy - mean * d_beta) * (var + K.EPS.value).rsqrt()
+        net.aside.join()
+        grads: list[Tensor | None] = [None, None]
+        for layer in plan.layers:
+            k, w = layer.index, given[3 * layer.index]
+            grads += [like(parts.sums[k], w), d_gamma[k, : len(w)], d_beta[k, : len(w)]]
+        return tuple(grads)
+
+
+def split(saved: list[Tensor], *lengths: int) -> Iterator[list[Tensor]]:
+    """The lists that were laid end to end."""
+    for length in lengths:
+        yield saved[:length]
+        saved = saved[length:]
+
+
+def rows(d: Tensor, dtype: torch.dtype) -> Tensor:
+    """A gradient at a stage output, as rows of channels."""
+    return d.permute(0, 2, 3, 1).to(dtype).contiguous()
+
+
+def like(d: Tensor, w: Tensor) -> Tensor:
+    """A gradient (out, row, column, in), laid out in memory as the weights are."""
+    d = d[..., : w.shape[1]].contiguous()
+    if w.permute(0, 2, 3, 1).is_contiguous():
+        return d.as_strided(w.size(), w.stride())
+    return d.permute(0, 3, 1, 2).contiguous()
+
+
+class Parts:
+    """Room for the parts of weight gradients; layers of one shape lie together, so that one kernel adds them up."""
+
+    def __init__(self, way: Pass, device: torch.device) -> None:
+        self.members: dict[tuple[int, ...], list[int]] = {}
+        for layer in way.plan.layers:
+            inside, outside, window, _ = layer.shape
+            tile, most, _, pair = WEIGHT[inside]
+            pair = paired(pair, layer, way.sides(layer)[1])
+            key = (pair * min(most, cdiv(way.pixels(layer), tile * pair)), outside, window, window, inside)
+            self.members.setdefault(key, []).append(layer.index)
+        self.room = {key: torch.empty(len(who), *key, device=device) for key, who in self.members.items()}
+        self.missing = {layer.index for layer in way.plan.layers}
+        self.sums: dict[int, Tensor] = {}
+
+    def of(self, layer: Layer) -> Tensor:
+        """The room of a layer: its first dimension are the parts."""
+        return next(self.room[key][who.index(layer.index)] for key, who in self.members.items() if layer.index in who)
+
+    def done(self, layer: Layer) -> None:
+        """A layer's parts are there; once those of all of its shape are, they are added up."""
+        self.missing.discard(layer.index)
+        for key, who in self.members.items():
+            if layer.index in who and not self.missing.intersection(who):
+                self.sums |= zip(who, self.room[key].sum(1))
+
+
+class Frozen:
+    """A ResNet-32 in eval mode, as it is now: its batch norms are folded into weights and biases."""
+
+    def __init__(self, net: Net, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.plan = Plan(net, dtype)
+        folded, self.biases = [], []
+        for layer in self.plan.layers:
+            norm = layer.norm
+            assert norm.running_mean is not None and norm.running_var is not None
+            scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+            folded.append((layer.conv.weight * scale[:, None, None, None]).detach())
+            self.biases.append((norm.bias - norm.running_mean * scale).detach().float())
+        self.weights = self.plan.weights(folded)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch of uint8 images; without gradients."""
+        plan, images = self.plan, len(x)
+        way = Pass(plan, images, *x.shape[2:])
+
+        def conv(layer: Layer, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+            k = layer.index
+            return way.conv(layer, x, self.weights[k], bias=self.biases[k], residual=residual, relu=relu)
+
+        z = conv(plan.stem, plan.rows(x), None, True)
+        maps = []
+        for at, block in enumerate(plan.blocks):
+            inner = conv(block.conv1, z, None, True)
+            short = z if block.short is None else conv(block.short, z, None, False)
+            z = conv(block.conv2, inner, short, block.relu)
+            if at + 1 in plan.ends:
+                maps.append(way.map(z, block))
+        return z.view(images, -1, z.shape[1]).mean(1, dtype=torch.float32), maps
