@@ -40,10 +40,11 @@ def test_rows_on_a_gpu_have_every_engine_and_packing() -> None:
         "ours, eager",
         "ours, captured",
         "ours, compiled",
-        "ours, compiled, 2 at once",
-        "ours, compiled, 4 at once",
+        "ours, fused",
+        "ours, fused, 2 at once",
+        "ours, fused, 4 at once",
     ]
-    assert len(rows) == 12 and rows[6] == Row(None, True)
+    assert len(rows) == 14 and rows[7] == Row(None, True)
 
 
 def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

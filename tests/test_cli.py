@@ -60,7 +60,7 @@ def metrics(folder="run"):
 def measured(folder="run"):
     """What a result says about the learner, without times and places."""
     r = result(folder)
-    steps = [{k: v for k, v in step.items() if k != "seconds"} for step in r["steps"]]
+    steps = [{k: v for k, v in step.items() if not k.endswith("seconds")} for step in r["steps"]]
     same = ("average_incremental_accuracy", "average_incremental_accuracy_top5", "final", "forgetting", "confusion")
     return steps, {k: r[k] for k in same}, r["alpha"], [(m["step"], m["epoch"], m["loss"]) for m in metrics(folder)]
 

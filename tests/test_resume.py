@@ -26,7 +26,8 @@ from equipoise.run import Run, read_result, run
 from equipoise.store import Store
 from equipoise.watch import Watch
 
-TIMES = {"seconds", "training_seconds", "images_per_second"}
+SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "evaluating_", "saving_")}
+TIMES = SECONDS | {"images_per_second"}
 EPOCHS = 4
 
 

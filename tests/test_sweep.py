@@ -32,7 +32,7 @@ def asked(loss: Any = None, **more: Any) -> Run:
 
 def plain(result: dict[str, Any]) -> dict[str, Any]:
     """A result without what depends on when and where it was computed."""
-    steps = [{k: v for k, v in s.items() if k != "seconds"} for s in result["steps"]]
+    steps = [{k: v for k, v in s.items() if not k.endswith("seconds")} for s in result["steps"]]
     left_out = ("seconds", "reused", "hardware", "versions", "steps")
     return {k: v for k, v in result.items() if k not in left_out} | {"steps": steps}
 

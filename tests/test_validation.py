@@ -24,7 +24,8 @@ from equipoise.watch import Watch
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
-TIMES = {"seconds", "training_seconds", "images_per_second", "engine"}
+SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "evaluating_", "saving_")}
+TIMES = SECONDS | {"images_per_second", "engine"}
 
 
 def small(loss: Loss | None = None, **settings: Any) -> Run:

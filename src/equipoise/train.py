@@ -266,8 +266,9 @@ def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Fea
     if engine == "compiled":
         return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
     if engine == "fused":
-        if not bf16 or not all(net is None or isinstance(net.backbone, ResNet32) for net in (s.net, s.teacher)):
-            raise UnfitError
+        fit = all(net is None or isinstance(net.backbone, ResNet32) for net in (s.net, s.teacher))
+        if not (bf16 and fit and all(side % 4 == 0 for side in s.data.x.shape[2:])):
+            raise UnfitError  # the kernels halve the sides twice, and count in bf16
         from .fused import Frozen, Training  # needs Triton, which comes with torch for GPUs
 
         return Training(s.net), None if s.teacher is None else Frozen(s.teacher)
