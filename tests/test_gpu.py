@@ -195,3 +195,22 @@ def test_training_by_our_kernels_is_training(loss: Any) -> None:
     assert 1e-6 < distance(fused, exact) < max(2 * distance(plain, exact), 0.01)
     if "alpha" in exact.state:
         assert fused.state["alpha"].item() - 1 == pytest.approx(exact.state["alpha"].item() - 1, rel=0.3)
+
+
+def test_a_stopped_step_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """On a GPU too: batches come from named generators, and our kernels add up alike in any order."""
+    gen = generator(5)
+    x = torch.randint(0, 256, (200, *SHAPE), dtype=torch.uint8, generator=gen)
+    y = torch.arange(200) % 4
+    recipe = Recipe(epochs=3, batch=64)
+
+    def keep(learner: Learner) -> None:
+        if learner.progress_ is not None and learner.progress_.epoch == 2:
+            learner.save(tmp_path / "half")
+
+    whole = Learner(ILBaseline(), memory=5, device="cuda", precision="bf16", recipe=recipe).learn(x, y, keep)
+    half = Learner.load(tmp_path / "half", device="cuda")
+    assert half.unfinished_
+    half.learn(x, y)
+    assert half.engine_ == whole.engine_ == "fused"
+    assert torch.equal(half.logits(x), whole.logits(x))

@@ -342,7 +342,7 @@ class Learner:
         try:
             # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars.
             plain = torch.autocast(self.device_.type, enabled=False)
-            with torch.no_grad(), plain, working_on(self.device_):
+            with torch.no_grad(), plain, working_on(self.device_, tuned=False):
                 for part in torch.split(x, chunk):
                     yield net(part.to(self.device_))
         finally:

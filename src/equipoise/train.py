@@ -130,8 +130,8 @@ def trained(s: Step) -> Weights:
 
 
 @contextlib.contextmanager
-def working_on(device: torch.device) -> Iterator[None]:
-    """On a GPU: the chosen one, with the convolutions measured fastest, and fp32 that is fp32, not TF32."""
+def working_on(device: torch.device, tuned: bool = True) -> Iterator[None]:
+    """On a GPU: the chosen one, and fp32 that is fp32, not TF32; `tuned` tries which convolutions are fastest."""
     if device.type != "cuda":
         yield
         return
@@ -142,7 +142,7 @@ def working_on(device: torch.device) -> Iterator[None]:
     except RuntimeError:  # whoever set precisions by torch's newer names has decided
         allowed = None
     try:
-        cudnn.benchmark = True
+        cudnn.benchmark = tuned  # which takes seconds, and pays only where much is computed
         if allowed is not None:
             cudnn.allow_tf32 = matmul.allow_tf32 = False
         with torch.cuda.device(device):
