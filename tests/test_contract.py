@@ -31,7 +31,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "none": {"memory": 0},
 }
 STEPS = ((7, 2, 5), (0, 9), (4,))  # the last one brings a single class
-RECIPE = Recipe(epochs=3, lr=0.05, batch=32)
+RECIPE = Recipe(epochs=3, lr=0.1, batch=16)
 
 DIGITS = datasets.load("digits")
 TEST = DIGITS.test.x.numpy()

@@ -35,6 +35,8 @@ class Training:
         layers = self.plan.layers
         given = [p for layer in layers for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)]
         h, *maps = Function.apply(x, self, *given)  # type: ignore[no-untyped-call]
+        if not h.requires_grad:
+            self.aside.join()  # there will be no backward pass to do so
         return h, maps
 
     def count(self, way: Pass, device: torch.device) -> Tensor:

@@ -11,18 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import checkpoint, memory, nets, record
+from . import checkpoint, nets, record, stages
 from .augment import Crop
-from .data import Images, channel_statistics, join
+from .data import Images
 from .errors import DataError, UsageError
-from .inputs import as_images, as_labels, as_statistics, image_shape, resolve_device, resolve_engine, resolve_precision
-from .losses import Loss, Meta
+from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
+from .losses import Loss
 from .memory import Budget
-from .method import Method, Recipe, Step
+from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
-from .randomness import generator
-from .state import Live, State, new_net, pack, place, unpack
-from .train import Epoch, Position, fit, trained, working_on
+from .state import Live, State, pack, unpack
+from .train import Epoch, working_on
 
 FORMAT = 1
 """of saved learners; raised when an older version could not read them"""
@@ -92,10 +91,10 @@ class Learner:
         self.bf16_ = resolve_precision(precision, self.device_)
         self.engine_ = resolve_engine(engine, self.device_)
         self.progress_: Epoch | None = None
-        self._state = State()
+        self.state_ = State()
         self._live: Live | None = None
         self._learning = False
-        self.method.loss.check_memory(self.budget_.share(1))
+        self.method.check_memory(self.budget_.share(1))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in the middle of `learn`, even if it was made there."""
@@ -130,7 +129,7 @@ class Learner:
 
     @property
     def _now(self) -> State:
-        return self._live.state if self._live else self._state
+        return self._live.state if self._live else self.state_
 
     # Learning -----------------------------------------------------------------------------------------------
 
@@ -158,19 +157,19 @@ class Learner:
         if self._live is None:
             names_new = self._new_classes(names, x)
         else:
-            names_new = self._now.classes[len(self._state.classes) :]
-        index = {name: len(self._state.classes) + k for k, name in enumerate(names_new)}
+            names_new = self._now.classes[len(self.state_.classes) :]
+        index = {name: len(self.state_.classes) + k for k, name in enumerate(names_new)}
         if any(name not in index for name in names):
             raise self._other_data()
         data = Images(x, torch.tensor([index[name] for name in names])).to(self.device_)
-        live = self._begin(data, names_new) if self._live is None else self._continue(data)
+        live = stages.begin(self, data, names_new) if self._live is None else self._continue(data)
 
         before = self._live
         self._live, self._learning = live, True
         try:
-            self._train(live, data, callback, tick or (lambda epochs: None))
-            self._finish(live, data)
-            self._state, self._live = live.state, None
+            stages.train(self, live, data, callback, tick or (lambda epochs: None))
+            stages.finish(self, live, data)
+            self.state_, self._live = live.state, None
         except BaseException:
             self._live = before
             raise
@@ -179,7 +178,7 @@ class Learner:
         return self
 
     def _new_classes(self, names: list[Hashable], x: Tensor) -> list[Hashable]:
-        state = self._state
+        state = self.state_
         known = set(state.classes)
         new = list(dict.fromkeys(names))
         again = [name for name in new if name in known]
@@ -199,31 +198,6 @@ class Learner:
             words = ("{1} x {2} with {0} channel(s)".format(*one) for one in (shape, known))
             raise UsageError("images are {}, but those learned first were {}".format(*words))
 
-    def _begin(self, data: Images, names: list[Hashable]) -> Live:
-        old, t = self._state, len(self._state.sizes)
-        shape = image_shape(data.x)
-        if old.net is None:
-            given = self.normalise
-            statistics = channel_statistics(data.x) if given is None else as_statistics(given, shape[0])
-            net = new_net(self.method, shape, *statistics, generator(self.seed, t, "weights"))
-            place(net, self.device_)
-        else:
-            net = copy.deepcopy(old.net).requires_grad_(True)
-        net.head.widen(len(names), generator(self.seed, t, "rows"))
-        state = State(
-            net,
-            old.classes + names,
-            (*old.sizes, len(names)),
-            shape,
-            Images(data.x[:0], data.y[:0]) if old.exemplars is None else old.exemplars,
-            dict(old.extra),
-            list(old.alphas),
-        )
-        if isinstance(self.method.loss, Meta) and t > 0:
-            state.extra["alpha"] = torch.ones((), device=self.device_)
-        momentum = {name: torch.zeros_like(w) for name, w in net.named_parameters()}
-        return Live(state, Position(momentum), data.fingerprint())
-
     def _continue(self, data: Images) -> Live:
         assert self._live is not None
         if data.fingerprint() != self._live.data:
@@ -232,45 +206,8 @@ class Learner:
 
     def _other_data(self) -> UsageError:
         return UsageError(
-            f"step {len(self._state.sizes)} is not finished: call learn with the images and labels it was begun with"
+            f"step {len(self.state_.sizes)} is not finished: call learn with the images and labels it was begun with"
         )
-
-    def _train(
-        self,
-        live: Live,
-        data: Images,
-        callback: Callable[[Learner], None] | None,
-        tick: Callable[[float], None],
-    ) -> None:
-        state, teacher = live.state, self._state.net
-        assert state.net is not None and state.exemplars is not None
-        t, n_old = len(state.sizes) - 1, len(self._state.classes)
-        everything = join(data, state.exemplars)
-        if len(everything) < 2:
-            raise UsageError("a step needs at least two images to train on")
-        train, held = everything, None
-        if "alpha" in state.extra:
-            train, held = self._hold_out(everything, n_old, t)
-        counted = everything if isinstance(self.method.loss, Meta) and self.method.loss.count == "all" else train
-        n = torch.bincount(counted.y, minlength=len(state.classes)).float()
-        past = torch.arange(len(n), device=n.device) < n_old
-        lam = self.method.loss.lam(n, past, state.extra.get("alpha"))
-        step = Step(t, n_old, state.sizes, n, lam.clone(), train, held, state.net, teacher, state.extra)
-        recipe, crop = self.settings_for(image_shape(data.x))
-
-        def on_epoch(epoch: Epoch) -> None:
-            self.progress_ = epoch
-            if callback is not None:
-                callback(self)
-
-        # Only what is trained has momentum; a method may have frozen some weights.
-        live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
-        plain = torch.autocast(self.device_.type, enabled=False)  # whatever the caller is in the middle of
-        with torch.enable_grad(), plain, working_on(self.device_):
-            # What could not be compiled or recorded once is not tried again in every step.
-            self.engine_ = fit(
-                self.method, step, recipe, crop, self.seed, self.bf16_, live.at, on_epoch, tick, self.engine_
-            )
 
     def settings_for(self, shape: tuple[int, int, int]) -> tuple[Recipe, Crop]:
         """The recipe and the augmentation for images of shape (channels, height, width)."""
@@ -278,46 +215,14 @@ class Learner:
         usual = Crop(pad=1, flip=False) if tiny else Crop(pad=max(shape[1:]) // 8)
         return self.recipe or self.method.recipe(shape), self.augment or usual
 
-    def _hold_out(self, images: Images, n_old: int, t: int) -> tuple[Images, Images]:
-        """D_t and B_t: the same number of images of every class is held out of training, for this step only."""
-        assert isinstance(self.method.loss, Meta)
-        share = self.budget_.share(n_old)
-        self.method.loss.check_memory(share)
-        h = self.method.loss.held(share)
-        counts = torch.bincount(images.y)
-        if int(counts.min()) <= h:
-            few = self._now.classes[int(counts.argmin())]
-            raise UsageError(
-                f"Meta holds {h} image(s) of every class out of training, but {few!r} has only {int(counts.min())}"
-            )
-        return memory.hold_out(images, h, generator(self.seed, t, "hold"))
-
-    def _finish(self, live: Live, data: Images) -> None:
-        """After training: freeze the net, choose the exemplars, note α."""
-        state = live.state
-        assert state.net is not None
-        state.net.eval().requires_grad_(False)
-        m = self.budget_.share(len(state.classes))
-        t = len(state.sizes) - 1
-        if m == 0:
-            which = data.y.new_zeros(0)
-        elif self.select == "random":
-            which = memory.at_random(data.y, m, generator(self.seed, t, "exemplars"))
-        else:
-            h = torch.cat([out.h for out in self._outputs(data.x)])
-            which = memory.herding(h, data.y, m)
-        state.exemplars = memory.update(state.exemplars, data[which], m)
-        alpha = state.extra.pop("alpha", None)
-        state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
-
     def rename(self, names: Mapping[Hashable, Hashable]) -> Self:
         """Give classes other labels, such as names for numbers; what is learned stays."""
         if self._live is not None:
             raise UsageError("a step is under way: rename classes before or after it")
-        classes = [names.get(c, c) for c in self._state.classes]
+        classes = [names.get(c, c) for c in self.state_.classes]
         if len(set(classes)) < len(classes):
             raise UsageError("two classes would have the same label")
-        self._state.classes = classes
+        self.state_.classes = classes
         return self
 
     # Predicting ---------------------------------------------------------------------------------------------
@@ -331,9 +236,9 @@ class Learner:
         self._check_shape(x)
         if not len(x):
             raise UsageError("there are no images")
-        return torch.cat([out.z for out in self._outputs(x)])
+        return torch.cat([out.z for out in self.outputs(x)])
 
-    def _outputs(self, x: Tensor, chunk: int = 1000) -> Iterator[nets.Out]:
+    def outputs(self, x: Tensor, chunk: int = 1000) -> Iterator[nets.Out]:
         """The net's output, chunk by chunk, as in prediction; training is left as it was."""
         net = self._now.net
         assert net is not None
@@ -371,7 +276,7 @@ class Learner:
         A learner saved in a callback goes on where it was: load it and call `learn` with the same data.
         `note` is kept beside it for the caller.
         """
-        tensors, info = pack(self._state, self._live)
+        tensors, info = pack(self.state_, self._live)
         checkpoint.save(Path(path), tensors, {"format": FORMAT, **record.settings_of(self), **info, "note": note})
 
     @classmethod
@@ -396,4 +301,4 @@ class Learner:
     def _take(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
         if info["format"] != FORMAT:
             raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
-        self._state, self._live = unpack(tensors, info, self.method, self.device_)
+        self.state_, self._live = unpack(tensors, info, self.method, self.device_)

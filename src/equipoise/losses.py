@@ -62,6 +62,45 @@ def full_precision(z: Tensor) -> Tensor:
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
+def margin_ranking(cos: Tensor, y: Tensor, n_old: int, K: int, m: float) -> Tensor:
+    """LUCIR's inter-class separation: mean over images of old classes and the K nearest new classes of
+    max(0, m − cos of the own class + cos of the new one). 0 where a batch has no such images."""
+    cos = full_precision(cos)
+    own = cos.gather(1, y[:, None])
+    rivals = cos[:, n_old:].topk(min(K, cos.shape[1] - n_old), dim=1).values
+    old = (y < n_old).to(cos.dtype)
+    return ((m - own + rivals).clamp_min(0).mean(1) * old).sum() / old.sum().clamp_min(1)
+
+
+def nca(z: Tensor, y: Tensor, margin: Tensor | None = None) -> Tensor:
+    """PODNet's neighbourhood component analysis of scaled similarities z = η ŝ.
+
+    Without a margin as the authors' code computes it: in the denominator the own class counts as the nearest one
+    does, and a margin would cancel. With margins η δ as printed: [−(z_y − η δ) + log Σ_{k≠y} exp z_k]₊.
+    """
+    z = full_precision(z)
+    own = torch.arange(z.shape[1], device=z.device) == y[:, None]
+    if margin is None:
+        z = z - z.max(1, keepdim=True).values
+        return (-z.gather(1, y[:, None])[:, 0] + z.masked_fill(own, 0).logsumexp(1)).mean()
+    near = z.gather(1, y[:, None])[:, 0] - margin
+    return (-near + z.masked_fill(own, -torch.inf).logsumexp(1)).clamp_min(0).mean()
+
+
+def pooled_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
+    """PODNet's POD-spatial: squared activations, summed over width and over height, both normalised as one vector;
+    the distance of the two nets' vectors, mean over images and stages."""
+    far = []
+    for pair in zip(maps, before):
+        a, b = (_pooled(full_precision(x).square()) for x in pair)
+        far.append(torch.linalg.vector_norm(a - b, dim=1).mean())
+    return torch.stack(far).mean()
+
+
+def _pooled(x: Tensor) -> Tensor:
+    return F.normalize(torch.cat([x.sum(3).flatten(1), x.sum(2).flatten(1)], 1), dim=1)
+
+
 @dataclass(frozen=True)
 class Loss:
     """A classification loss: a rule for λ. `past` marks the old classes, `n` counts the training images."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from . import mitigation
 from .data import Images
 from .errors import UsageError, check
+from .heads import Head, LinearHead
 from .losses import Loss, Standard
-from .nets import Backbone, Head, LinearHead, Net, Out, ResNet32, SmallNet, scale
+from .mitigation import Mitigation
+from .nets import Backbone, Net, Out, ResNet32, SmallNet, scale
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one step is optimised: SGD with momentum, and a learning rate that falls at milestones."""
+    """How one step is optimised: SGD with momentum, and a learning rate that falls."""
 
     epochs: int = 250
     """passes over the step's training images"""
@@ -26,12 +30,16 @@ class Recipe:
     """when the learning rate falls, as fractions of the epochs (0.4 of 250: after epoch 100)"""
     decay: float = 0.1
     """what the learning rate is multiplied by at a milestone"""
+    schedule: Literal["steps", "cosine"] = "steps"
+    """how the learning rate falls: at milestones, or as a cosine to 0, without any"""
     batch: int = 128
     """images in a batch; a smaller training set is one batch"""
     momentum: float = 0.9
     """momentum of SGD"""
     weight_decay: float = 2e-4
     """L2 penalty of SGD, on all parameters"""
+    clamp: float = 0.0
+    """bound on the size of each number of the gradient; 0 for none"""
 
     def __post_init__(self) -> None:
         check("epochs", self.epochs, least=1, whole=True)
@@ -44,10 +52,25 @@ class Recipe:
         check("batch", self.batch, least=2, whole=True)  # batch statistics need two images
         check("momentum", self.momentum, least=0, below=1)
         check("weight-decay", self.weight_decay, least=0, most=1e12)
+        check("clamp", self.clamp, least=0)
+        if self.schedule not in ("steps", "cosine"):
+            raise UsageError(f"schedule must be 'steps' or 'cosine', not {self.schedule!r}")
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 0."""
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return self.lr * self.decay ** sum(epoch >= max(1, round(m * self.epochs)) for m in self.milestones)
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A second stage of a step, on the memory alone, which is balanced: the classifier is trained once more."""
+
+    recipe: Recipe
+    """how"""
+    statistics: Literal["move", "rest"] = "rest"
+    """whether batch norms use and move the statistics of batches, or rest"""
 
 
 @dataclass
@@ -97,8 +120,13 @@ class Method:
     name: ClassVar[str] = ""
     """what it is called at the command line and in records"""
 
+    mitigations: ClassVar[tuple[str, ...]] = mitigation.MITIGATIONS
+    """those it goes with"""
+
     loss: Loss = Standard()
     """the classification loss"""
+    mitigation: Mitigation = "none"
+    """another remedy for the bias towards new classes, instead of a loss that is one"""
 
     def __init_subclass__(cls) -> None:
         """A method without a name of its own is called like its class."""
@@ -114,6 +142,17 @@ class Method:
         """
         raise TypeError(f"{type(self).__name__} must define objective(s, y, out, ref)")
 
+    def classify(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
+        """The classification loss of a batch with logits z and labels y: what `loss` and `mitigation` say."""
+        if s.t > 0 and self.mitigation in ("loss-rescaling", "separated-softmax"):
+            return mitigation.cross_entropy(self.mitigation, z, y, s)
+        return self.loss(z, y, s)
+
+    def check_memory(self, *shares: int) -> None:
+        """Refuse a memory that this cannot do with: `shares` are images per old class that will occur."""
+        self.loss.check_memory(*shares)
+        mitigation.check(self, *shares)
+
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
         """The feature extractor for images of shape (channels, height, width)."""
         return SmallNet(shape[0]) if scale(shape) == "tiny" else ResNet32(shape[0])
@@ -128,6 +167,20 @@ class Method:
             return Recipe(epochs=20, lr=0.05, batch=32)
         return Recipe()
 
+    def first_rows(self, head: Head, h: Tensor, y: Tensor) -> None:
+        """Set the head's rows of new classes, from the embeddings that the previous net gives their images.
+
+        y counts the new classes from 0. Not called in the base step, where there is no previous net.
+        """
+
+    def refit(self, s: Step) -> Refit | None:
+        """A second stage after this step, once the memory has been chosen; None for none."""
+        if self.mitigation == "balanced-finetuning":
+            return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)))
+        return None
+
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
         """Which images of s.data make one epoch, in which order; the same number in every epoch of a step."""
+        if s.t > 0 and self.mitigation in ("memory-oversampling", "class-oversampling", "separated-softmax"):
+            return mitigation.epoch(self.mitigation, s, gen)
         return torch.randperm(len(s.data), generator=gen, device=gen.device)

@@ -1,8 +1,7 @@
-"""Backbones, heads, and the net that joins them. Widths and depths are those of the papers."""
+"""Backbones, and the net that joins one with a head. Widths and depths are those of the papers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .errors import UsageError
+from .heads import Head, LinearHead  # noqa: F401
 
 
 class Out(NamedTuple):
@@ -107,6 +107,61 @@ class ResNet32(Backbone):
         return x.mean((2, 3)), maps
 
 
+class LinearBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut without weights: every other pixel, and zeros for new channels (option A)."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.stride, self.more = stride, outside - inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output; no ReLU follows the sum."""
+        y: Tensor = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return y + F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+
+
+class LinearTrunk(Backbone):
+    """PODNet's ResNet-32: 5, 5, 4 and 1 blocks, 16, 32, 64 and 64 wide, without a ReLU between blocks.
+
+    The second batch norm of each block starts at 0, so that a fresh block is its shortcut.
+    """
+
+    width = 64
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.stages = nn.ModuleList()
+        inside = 16
+        for blocks, wide, stride in ((5, 16, 1), (5, 32, 2), (4, 64, 2), (1, 64, 1)):
+            stage = []
+            for k in range(blocks):
+                stage.append(LinearBlock(inside, wide, stride if k == 0 else 1))
+                inside = wide
+            self.stages.append(nn.Sequential(*stage))
+
+    def initialise(self, gen: torch.Generator) -> None:
+        """He initialisation (fan out), and blocks that add nothing yet."""
+        super().initialise(gen)
+        for m in self.modules():
+            if isinstance(m, LinearBlock):
+                nn.init.zeros_(m.bn2.weight)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch."""
+        x = F.relu(self.bn(self.conv(x)))
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return x.mean((2, 3)), maps
+
+
 class SmallNet(Backbone):
     """Three convolutions for images of at most 16×16 pixels: seconds on a CPU."""
 
@@ -128,40 +183,6 @@ class SmallNet(Backbone):
             x = stage(x)
             maps.append(x)
         return x.mean((2, 3)), maps
-
-
-class Head(nn.Module):
-    """A classifier that grows: it starts without classes."""
-
-    def widen(self, new: int, gen: torch.Generator) -> None:
-        """Add `new` classes after those that are there, which stay as they are."""
-        raise TypeError("a head says how it grows")
-
-    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The logits of a batch of embeddings, and what else the method's objective needs."""
-        raise TypeError("a head says how it computes")
-
-
-class LinearHead(Head):
-    """z = W h + b; new rows are drawn from U(±1/√d), as torch draws those of a linear layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(0, width))
-        self.bias = nn.Parameter(torch.empty(0))
-
-    def widen(self, new: int, gen: torch.Generator) -> None:
-        """Add rows for `new` classes."""
-        d = self.weight.shape[1]
-        bound = 1 / math.sqrt(d)
-        rows = torch.empty(new, d).uniform_(-bound, bound, generator=gen)
-        bias = torch.empty(new).uniform_(-bound, bound, generator=gen)
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(self.bias.device)]))
-
-    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The logits of a batch of embeddings."""
-        return F.linear(h, self.weight, self.bias), {}
 
 
 Features = Callable[[Tensor], tuple[Tensor, list[Tensor]]]

@@ -90,7 +90,7 @@ class Plan:
         counts = torch.bincount(self.train.of(0, self.sizes[0]).y)
         equal = bool((counts == counts[0]).all())
         # Equal counts make every λ equal, so in the base step only the rest of the method matters.
-        at_base = replace(self.run.method, loss=Standard()) if equal else self.run.method
+        at_base = replace(self.run.method, loss=Standard(), mitigation="none") if equal else self.run.method
         always = {k: s[k] for k in ("seed", "device", "precision", "recipe", "method_code")} | {
             # The order in which a CPU adds depends on how many threads it adds with.
             "threads": torch.get_num_threads() if s["device"] == "cpu" else None,
@@ -130,7 +130,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
     base = run.base if run.base is not None else classes // 2
     steps = 5 if run.steps is None and run.increment is None else run.steps
     sizes = step_sizes(classes, base, steps, run.increment)
-    run.method.loss.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
+    run.method.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
     learner = _learner(run, budget, augment=loaded.augment, normalise=(loaded.mean, loaded.std))
     # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
     position = torch.empty(classes, dtype=torch.long)

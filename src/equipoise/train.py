@@ -164,11 +164,14 @@ def fit(
     on_epoch: Callable[[Epoch], None],
     on_batch: Callable[[float], None] = lambda epochs: None,
     engine: Engine = "eager",
+    stage: str = "train",
+    moving: bool = True,
 ) -> Engine:
     """Train s.net from `at` to the last epoch of the recipe; `at` moves along. Returns the engine that was used.
 
     `on_epoch` is told of each epoch; `on_batch` of the epochs sent so far, counted by the host: it waits for nothing.
-    `engine` says how the steps are launched, which changes their speed and not what they compute.
+    `engine` says how the steps are launched, which changes their speed and not what they compute. `stage` names the
+    random numbers; `moving` batch norms use and move the statistics of batches, others rest.
     """
     device = s.data.x.device
     weights = trained(s)
@@ -186,7 +189,7 @@ def fit(
 
         return Batches(images, crop, size, shuffled, drawn, most)
 
-    train = batches(s.data, "train", recipe.batch, lambda gen: method.epoch(s, gen))
+    train = batches(s.data, stage, recipe.batch, lambda gen: method.epoch(s, gen))
     learned = method.loss if isinstance(method.loss, Meta) else None
     if learned is not None and s.held is not None:
         n = len(s.held)
@@ -215,11 +218,15 @@ def fit(
                     method, s, (y, out, ref), found, weights, grads, at.momentum, lr, recipe, learned.alpha_lr, ahead
                 )
             loss = method.objective(s, y, out, ref)
-        sgd_(weights, gradient(loss, weights), at.momentum, lr, recipe)
+        grads = gradient(loss, weights)
+        if recipe.clamp:
+            torch._foreach_clamp_min_(list(grads.values()), -recipe.clamp)
+            torch._foreach_clamp_max_(list(grads.values()), recipe.clamp)
+        sgd_(weights, grads, at.momentum, lr, recipe)
         total.add_(loss.detach())
 
     aside = Aside(device)
-    s.net.train()
+    s.net.train(moving)
 
     def steps(engine: Engine) -> list[Callable[[], None]]:
         student, teacher = stand_ins(engine, s, bf16)
@@ -254,7 +261,7 @@ def fit(
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
         speed = (last - first) * train.size / max(seconds, 1e-9)
         on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds))
-        s.net.train()
+        s.net.train(moving)
     return engine
 
 
@@ -271,7 +278,8 @@ def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Fea
             raise UnfitError  # the kernels halve the sides twice, and count in bf16
         from .fused import Frozen, Training  # needs Triton, which comes with torch for GPUs
 
-        return Training(s.net), None if s.teacher is None else Frozen(s.teacher)
+        net = Training(s.net) if s.net.training else Frozen(s.net)
+        return net, None if s.teacher is None else Frozen(s.teacher)
     return None, None
 
 

@@ -29,7 +29,7 @@ class ILBaseline(Method):
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eq. 1."""
-        Lc = self.loss(out.z, y, s)
+        Lc = self.classify(out.z, y, s)
         if ref is None:
             return Lc
         rho = s.n_old / s.N

@@ -1,0 +1,126 @@
+"""Classifiers that grow: linear, cosine, and many proxies to a class."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Head(nn.Module):
+    """A classifier that grows: it starts without classes."""
+
+    def widen(self, new: int, gen: torch.Generator) -> None:
+        """Add `new` classes after those that are there, which stay as they are."""
+        raise TypeError("a head says how it grows")
+
+    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch of embeddings, and what else the method's objective needs."""
+        raise TypeError("a head says how it computes")
+
+    def refitted(self) -> list[nn.Parameter]:
+        """What is trained when the classifier is refitted on the memory."""
+        return list(self.parameters())
+
+
+class LinearHead(Head):
+    """z = W h + b; new rows are drawn from U(±1/√d), as torch draws those of a linear layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, width))
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def widen(self, new: int, gen: torch.Generator) -> None:
+        """Add rows for `new` classes."""
+        d = self.weight.shape[1]
+        bound = 1 / math.sqrt(d)
+        rows = torch.empty(new, d).uniform_(-bound, bound, generator=gen)
+        bias = torch.empty(new).uniform_(-bound, bound, generator=gen)
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(self.bias.device)]))
+
+    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch of embeddings."""
+        return F.linear(h, self.weight, self.bias), {}
+
+
+class RowsHead(Head):
+    """A head that compares directions: rows of old classes rest, those of new classes learn, and so does a scale."""
+
+    old: Tensor
+    per_class = 1
+    """rows of a class"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("old", torch.empty(0, width))  # no parameter: neither gradient nor weight decay
+        self.new = nn.Parameter(torch.empty(0, width))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def rows(self) -> Tensor:
+        """The rows of all classes, old ones first."""
+        return torch.cat([self.old, self.new])
+
+    def widen(self, new: int, gen: torch.Generator) -> None:
+        """Let the rows that are there rest, and add those of `new` classes."""
+        self.old = self.rows().detach()
+        rows = self.first_rows(new * self.per_class, self.old.shape[1], gen)
+        self.new = nn.Parameter(rows.to(self.old))
+
+    def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
+        """What new rows are before anybody knows better."""
+        raise TypeError("a head says how its rows begin")
+
+    def imprint(self, directions: Tensor) -> None:
+        """Set the new rows to these, as long as the old rows are on average."""
+        with torch.no_grad():
+            self.new.copy_(directions * self.old.norm(dim=1).mean())
+
+    def refitted(self) -> list[nn.Parameter]:
+        """The rows of all classes, which are waked for it; the scale rests."""
+        self.new = nn.Parameter(self.rows().detach())
+        self.old = self.old[:0]
+        return [self.new]
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("old", "new"):  # how many rows rest depends on what was learned
+            if (given := state.get(f"{prefix}{name}")) is not None:
+                mine = getattr(self, name)
+                room = torch.empty(given.shape, dtype=mine.dtype, device=mine.device)
+                setattr(self, name, nn.Parameter(room, mine.requires_grad) if name == "new" else room)
+        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]
+
+
+class CosineHead(RowsHead):
+    """z = σ cos(h, w), with σ learned (LUCIR)."""
+
+    def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
+        """From U(±1/√d)."""
+        bound = 1 / math.sqrt(width)
+        return torch.empty(count, width).uniform_(-bound, bound, generator=gen)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch of embeddings, and the cosines."""
+        cos = F.normalize(h, dim=1) @ F.normalize(self.rows(), dim=1).T
+        return self.scale * cos, {"cos": cos}
+
+
+class ProxyHead(RowsHead):
+    """z = η Σ_k softmax_k(s_k) s_k over the proxies k of a class, with s = −‖ĥ − ŵ_k‖² and η learned (PODNet)."""
+
+    per_class = 10
+
+    def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
+        """Normal, He's variance for a linear layer: 1/d."""
+        return torch.empty(count, width).normal_(0, 1 / math.sqrt(width), generator=gen)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch of embeddings, the similarities without scale, and the scale."""
+        near = 2 * F.normalize(h, dim=1) @ F.normalize(self.rows(), dim=1).T - 2
+        near = near.view(len(h), -1, self.per_class)
+        similarity = (near.softmax(2) * near).sum(2)
+        return self.scale * similarity, {"similarity": similarity, "scale": self.scale.expand(len(h))}

@@ -1,0 +1,78 @@
+"""LUCIR (Hou et al., 2019): learning a unified classifier incrementally via rebalancing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import check
+from ..heads import CosineHead, Head
+from ..losses import Standard, margin_ranking
+from ..method import Method, Out, Recipe, Refit, Step
+from ..nets import Backbone, ResNet32, SmallNet, scale
+
+
+@dataclass(frozen=True)
+class LUCIR(Method):
+    """Cosines, kept where they were: L = L_c + λ mean(1 − cos(h, ĥ)) + margin ranking, λ = λ_base √(N_old / N_new).
+
+    ĥ is the embedding of the previous net. The ranking keeps images from memory at least m nearer to their own class
+    than to the K nearest new ones. Rows of old classes rest; those of new ones begin at the mean of their features.
+    """
+
+    name: ClassVar[str] = "lucir"
+    lambda_base: float = 5.0
+    """weight of the embeddings' distance to those of the previous net; the original has 10 for ImageNet"""
+    K: int = 2
+    """new classes that an image from memory is kept away from; all of them where there are fewer"""
+    m: float = 0.5
+    """how much nearer to its own class, in cosines"""
+    imprint: bool = True
+    """whether new rows begin at the mean of their features, or are drawn at random"""
+    finetune: bool = False
+    """whether the classifier is refitted on the memory, with the standard loss; the original does for ImageNet only"""
+
+    def __post_init__(self) -> None:
+        check("lambda-base", self.lambda_base, least=0, most=1e6)
+        check("K", self.K, least=1, whole=True)
+        check("m", self.m, least=0, most=2)
+
+    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+        """Eqs. 5 to 9 of LUCIR; without images from memory, no ranking."""
+        Lc = self.classify(out.z, y, s)
+        if ref is None:
+            return Lc
+        lam = self.lambda_base * math.sqrt(s.n_old / s.sizes[-1])
+        Lg = (1 - F.cosine_similarity(out.h, ref.h)).mean()
+        return Lc + lam * Lg + margin_ranking(out.extra["cos"], y, s.n_old, self.K, self.m)
+
+    def backbone(self, shape: tuple[int, int, int]) -> Backbone:
+        """Without the last ReLU, so that cosines may be negative."""
+        return SmallNet(shape[0]) if scale(shape) == "tiny" else ResNet32(shape[0], last_relu=False)
+
+    def head(self, width: int) -> Head:
+        """σ cos(h, w)."""
+        return CosineHead(width)
+
+    def recipe(self, shape: tuple[int, int, int]) -> Recipe:
+        """That of the original for CIFAR."""
+        if scale(shape) == "tiny":
+            return super().recipe(shape)
+        return Recipe(epochs=160, milestones=(0.5, 0.75), weight_decay=5e-4)
+
+    def first_rows(self, head: Head, h: Tensor, y: Tensor) -> None:
+        """The direction of the mean of the normalised embeddings of each class."""
+        if self.imprint:
+            assert isinstance(head, CosineHead)
+            means = h.new_zeros(len(head.new), h.shape[1]).index_add(0, y, F.normalize(h, dim=1))
+            head.imprint(F.normalize(means, dim=1))
+
+    def refit(self, s: Step) -> Refit | None:
+        """20 epochs with learning rate 0.01, ×0.1 after 10; batch norms rest."""
+        if not self.finetune or not isinstance(self.loss, Standard):
+            return super().refit(s)
+        return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,), weight_decay=5e-4))

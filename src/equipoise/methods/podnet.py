@@ -1,0 +1,91 @@
+"""PODNet (Douillard et al., 2020): pooled outputs distillation for small-tasks incremental learning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import check
+from ..heads import Head, ProxyHead
+from ..losses import Standard, nca, pooled_distance
+from ..method import Method, Out, Recipe, Refit, Step
+from ..nets import Backbone, LinearTrunk, SmallNet, scale
+
+
+@dataclass(frozen=True)
+class PODNet(Method):
+    """L = L_c + √(N_t / N_new) (λ_c pooled distance of stage outputs + λ_f mean(1 − cos(h, ĥ))).
+
+    Ten proxies to a class, of which those of old classes rest and those of new ones begin at the centres of a k-means.
+    The standard loss is PODNet's own, NCA, after which the classifier is refitted on the memory; with any other loss
+    both are replaced by it, and nothing else changes.
+    """
+
+    name: ClassVar[str] = "podnet"
+    mitigations: ClassVar[tuple[str, ...]] = ("memory-oversampling", "class-oversampling")
+    lambda_c: float = 3.0
+    """weight of the stage outputs' distance; the original has 8 for ImageNet"""
+    lambda_f: float = 1.0
+    """weight of the embeddings' distance; the original has 10 for ImageNet"""
+    nca: Literal["code", "paper"] = "code"
+    """NCA as the authors' code computes it, where the margin cancels, or as their paper prints it"""
+    margin: float = 0.6
+    """of the printed NCA"""
+    finetune: bool = True
+    """whether the classifier is refitted on the memory, with the standard loss"""
+
+    def __post_init__(self) -> None:
+        check("lambda-c", self.lambda_c, least=0, most=1e6)
+        check("lambda-f", self.lambda_f, least=0, most=1e6)
+        check("margin", self.margin, least=0, most=10)
+
+    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+        """Eqs. 4 to 9 of PODNet."""
+        if isinstance(self.loss, Standard):
+            Lc = nca(out.z, y, margin=None if self.nca == "code" else self.margin * out.extra["scale"])
+        else:
+            Lc = self.loss(out.z, y, s)
+        if ref is None:
+            return Lc
+        factor = math.sqrt(s.N / s.sizes[-1])
+        spatial = pooled_distance(out.maps, ref.maps)
+        flat = (1 - F.cosine_similarity(out.h, ref.h)).mean()
+        return Lc + factor * (self.lambda_c * spatial + self.lambda_f * flat)
+
+    def backbone(self, shape: tuple[int, int, int]) -> Backbone:
+        """The original's own ResNet-32."""
+        return SmallNet(shape[0]) if scale(shape) == "tiny" else LinearTrunk(shape[0])
+
+    def head(self, width: int) -> Head:
+        """Ten proxies to a class."""
+        return ProxyHead(width)
+
+    def recipe(self, shape: tuple[int, int, int]) -> Recipe:
+        """That of the original for CIFAR."""
+        if scale(shape) == "tiny":
+            return super().recipe(shape)
+        return Recipe(epochs=160, schedule="cosine", weight_decay=5e-4, clamp=5.0)
+
+    def first_rows(self, head: Head, h: Tensor, y: Tensor) -> None:
+        """The centres of a k-means of each class's normalised embeddings."""
+        assert isinstance(head, ProxyHead)
+        h = F.normalize(h.double(), dim=1).cpu()
+        centres = []
+        for c in range(int(y.max()) + 1):
+            own = h[y.cpu() == c].numpy()
+            count = min(head.per_class, len(own))
+            found = torch.from_numpy(KMeans(count, n_init=1, random_state=0).fit(own).cluster_centers_)
+            centres.append(found[torch.arange(head.per_class) % count])
+        head.imprint(torch.cat(centres).to(head.new))
+
+    def refit(self, s: Step) -> Refit | None:
+        """20 epochs with learning rate 0.05; batch norms go on moving."""
+        if not self.finetune or not isinstance(self.loss, Standard):
+            return None
+        return Refit(Recipe(epochs=20, lr=0.05, milestones=(), weight_decay=5e-4, clamp=5.0), statistics="move")

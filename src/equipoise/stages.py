@@ -1,0 +1,160 @@
+"""The stages of a step: the net grows, it is trained, exemplars are chosen, and the classifier may be refitted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import memory
+from .data import Images, channel_statistics, join
+from .errors import UsageError
+from .inputs import as_statistics, image_shape
+from .losses import Meta
+from .method import Method, Step
+from .randomness import generator
+from .state import Live, State, new_net, place
+from .train import Epoch, Position, fit, trained, working_on
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+
+def begin(learner: Learner, data: Images, names: list[Hashable]) -> Live:
+    """The net with rows for the new classes, and nothing trained yet."""
+    old, method, seed = learner.state_, learner.method, learner.seed
+    t, shape = len(old.sizes), image_shape(data.x)
+    if old.net is None:
+        given = learner.normalise
+        statistics = channel_statistics(data.x) if given is None else as_statistics(given, shape[0])
+        net = new_net(method, shape, *statistics, generator(seed, t, "weights"))
+        place(net, learner.device_)
+    else:
+        net = copy.deepcopy(old.net).requires_grad_(True)
+    net.head.widen(len(names), generator(seed, t, "rows"))
+    if t > 0 and type(method).first_rows is not Method.first_rows:
+        h = torch.cat([out.h for out in learner.outputs(data.x)])
+        method.first_rows(net.head, h, data.y - len(old.classes))
+    state = State(
+        net,
+        old.classes + names,
+        (*old.sizes, len(names)),
+        shape,
+        Images(data.x[:0], data.y[:0]) if old.exemplars is None else old.exemplars,
+        dict(old.extra),
+        list(old.alphas),
+    )
+    if isinstance(method.loss, Meta) and t > 0:
+        state.extra["alpha"] = torch.ones((), device=learner.device_)
+    momentum = {name: torch.zeros_like(w) for name, w in net.named_parameters()}
+    return Live(state, Position(momentum), data.fingerprint())
+
+
+def train(
+    learner: Learner,
+    live: Live,
+    data: Images,
+    callback: Callable[[Learner], None] | None,
+    tick: Callable[[float], None],
+) -> None:
+    """All epochs of the step that are left."""
+    state, method = live.state, learner.method
+    assert state.exemplars is not None
+    n_old = len(learner.state_.classes)
+    everything = join(data, state.exemplars)
+    if len(everything) < 2:
+        raise UsageError("a step needs at least two images to train on")
+    images, held = everything, None
+    if "alpha" in state.extra:
+        images, held = hold_out(learner, everything, n_old, len(state.sizes) - 1)
+    counted = everything if isinstance(method.loss, Meta) and method.loss.count == "all" else images
+    step = step_on(learner, live, images, held, counted)
+    recipe, crop = learner.settings_for(image_shape(data.x))
+
+    def on_epoch(epoch: Epoch) -> None:
+        learner.progress_ = epoch
+        if callback is not None:
+            callback(learner)
+
+    # Only what is trained has momentum; a method may have frozen some weights.
+    live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
+    plain = torch.autocast(learner.device_.type, enabled=False)  # whatever the caller is in the middle of
+    with torch.enable_grad(), plain, working_on(learner.device_):
+        # What could not be compiled or recorded once is not tried again in every step.
+        learner.engine_ = fit(
+            method, step, recipe, crop, learner.seed, learner.bf16_, live.at, on_epoch, tick, learner.engine_
+        )
+
+
+def step_on(learner: Learner, live: Live, images: Images, held: Images | None, counted: Images) -> Step:
+    """What the method may see when it trains on these images; `counted` are those that n counts."""
+    state, method, before = live.state, learner.method, learner.state_
+    assert state.net is not None
+    n = torch.bincount(counted.y, minlength=len(state.classes)).float()
+    past = torch.arange(len(n), device=n.device) < len(before.classes)
+    lam = method.loss.lam(n, past, state.extra.get("alpha")).clone()
+    t = len(state.sizes) - 1
+    return Step(t, len(before.classes), state.sizes, n, lam, images, held, state.net, before.net, state.extra)
+
+
+def hold_out(learner: Learner, images: Images, n_old: int, t: int) -> tuple[Images, Images]:
+    """D_t and B_t: the same number of images of every class is held out of training, for this step only."""
+    loss = learner.method.loss
+    assert isinstance(loss, Meta)
+    share = learner.budget_.share(n_old)
+    loss.check_memory(share)
+    h = loss.held(share)
+    counts = torch.bincount(images.y)
+    if int(counts.min()) <= h:
+        few = learner.classes_[int(counts.argmin())]
+        raise UsageError(
+            f"Meta holds {h} image(s) of every class out of training, but {few!r} has only {int(counts.min())}"
+        )
+    return memory.hold_out(images, h, generator(learner.seed, t, "hold"))
+
+
+def finish(learner: Learner, live: Live, data: Images) -> None:
+    """After training: freeze the net, choose the exemplars, refit the classifier, note α."""
+    state = live.state
+    assert state.net is not None
+    state.net.eval().requires_grad_(False)
+    m = learner.budget_.share(len(state.classes))
+    t = len(state.sizes) - 1
+    if m == 0:
+        which = data.y.new_zeros(0)
+    elif learner.select == "random":
+        which = memory.at_random(data.y, m, generator(learner.seed, t, "exemplars"))
+    else:
+        h = torch.cat([out.h for out in learner.outputs(data.x)])
+        which = memory.herding(h, data.y, m)
+    state.exemplars = memory.update(state.exemplars, data[which], m)
+    if t > 0 and len(state.exemplars) > 1:
+        refit(learner, live)
+    alpha = state.extra.pop("alpha", None)
+    state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
+
+
+def refit(learner: Learner, live: Live) -> None:
+    """Train the classifier once more, on the memory alone, where the method asks for it.
+
+    It takes seconds, has no checkpoint of its own, and is done again where it was cut off.
+    """
+    state, method = live.state, learner.method
+    assert state.net is not None and state.exemplars is not None
+    step = step_on(learner, live, state.exemplars, None, state.exemplars)
+    asked = method.refit(step)
+    if asked is None:
+        return
+    for w in state.net.head.refitted():
+        w.requires_grad_(True)
+    at = Position({name: torch.zeros_like(w) for name, w in trained(step).items()})
+    _, crop = learner.settings_for(image_shape(state.exemplars.x))
+    plain = torch.autocast(learner.device_.type, enabled=False)
+    with torch.enable_grad(), plain, working_on(learner.device_):
+        fit(
+            method, step, asked.recipe, crop, learner.seed, learner.bf16_, at, lambda epoch: None,
+            engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
+        )  # fmt: skip
+    state.net.eval().requires_grad_(False)
