@@ -117,7 +117,7 @@ def forbid_training(monkeypatch):
     def fit(*args, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("equipoise.learner.fit", fit)
+    monkeypatch.setattr("equipoise.stages.fit", fit)
 
 
 # What is there to be asked ----------------------------------------------------------------------------------
@@ -257,11 +257,11 @@ def test_the_other_settings_reach_the_run(capsys):
     words = ["--base", "4", "--increment", "3", "--order", "order.txt", "--memory", "total:30", "--select", "random"]
     words += ["--loss", "relaxed", "--epsilon", "1.5", "--T", "3", "--seed", "7", "--precision", "bf16"]
     words += ["--epochs", "2", "--lr", "0.01", "--milestones", "0.5", "0.75", "--decay", "0.5", "--batch", "16"]
-    words += ["--momentum", "0.8", "--weight-decay", "0.001", "--device", "cpu", "--out", "run"]
+    words += ["--momentum", "0.8", "--weight-decay", "0.001", "--clamp", "2", "--device", "cpu", "--out", "run"]
     done(capsys, *DIGITS, *words)
     settings = result()["run"]
     recipe = {"epochs": 2, "lr": 0.01, "milestones": [0.5, 0.75], "decay": 0.5, "batch": 16, "momentum": 0.8}
-    assert settings["recipe"] == {**recipe, "weight_decay": 0.001}
+    assert settings["recipe"] == {**recipe, "weight_decay": 0.001, "clamp": 2.0, "schedule": "steps"}
     expected = {"method": "il-baseline", "loss": "relaxed", "epsilon": 1.5, "T": 3.0, "dataset": "digits", "base": 4}
     expected |= {"steps": 2, "increment": 3, "order": "order.txt", "memory": "total:30", "select": "random"}
     expected |= {"seed": 7, "precision": "bf16", "device": "cpu"}

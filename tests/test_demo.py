@@ -83,7 +83,7 @@ def test_the_demo(capsys, monkeypatch):
     def fit(*args, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("equipoise.learner.fit", fit)
+    monkeypatch.setattr("equipoise.stages.fit", fit)
     assert command(["demo", "--seeds", "1", "--out", "demo"]) == 0
     again = capsys.readouterr().out
     assert again.splitlines()[:-1] == out.splitlines()[:-1]

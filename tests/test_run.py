@@ -264,7 +264,7 @@ def test_the_same_run_again_comes_from_the_record(done: Done, monkeypatch: pytes
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("it trains again")
 
-    monkeypatch.setattr("equipoise.learner.fit", refuse)
+    monkeypatch.setattr("equipoise.stages.fit", refuse)
     before = {p: p.stat().st_mtime_ns for p in done[0].rglob("*") if p.name != ".lock"}
     for store in (None, done[1]):
         assert run(small(), done[0], store=store) == done[2]
@@ -402,7 +402,7 @@ def test_what_changes_the_base_step_is_not_shared(tmp_path: Path) -> None:
         small(precision="bf16"),
     ]
     recipe: dict[str, Any] = {"epochs": 4, "lr": 0.04, "milestones": (0.5,), "decay": 0.5, "batch": 31}
-    recipe |= {"momentum": 0.8, "weight_decay": 0.0}
+    recipe |= {"momentum": 0.8, "weight_decay": 0.0, "clamp": 1.0, "schedule": "cosine"}
     assert recipe.keys() == vars(RECIPE).keys()
     others += [small(recipe=replace(RECIPE, **{k: v})) for k, v in recipe.items()]
     assert len({key(small()), *map(key, others)}) == 1 + len(others)

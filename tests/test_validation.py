@@ -207,7 +207,7 @@ def test_an_older_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Mon
         run(small(), tmp_path)
     result = run(small(validation=0.0), tmp_path)
     older(tmp_path)
-    monkeypatch.setattr("equipoise.learner.fit", None)
+    monkeypatch.setattr("equipoise.stages.fit", None)
     assert read_result(tmp_path) == run(small(validation=0.0), tmp_path) == result
     with pytest.raises(RunError, match=r"settings: validation \(there 0.0, here 0.1\);"):
         run(small(), tmp_path)

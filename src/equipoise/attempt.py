@@ -67,7 +67,8 @@ class Attempt:
                 learner.learn(step.x, step.y, self.at_epoch_end, partial(self.tick, t))
                 self.training = False
             accuracies = self.measure(t)
-            spent = {"": time.perf_counter() - began, "training_": self.lines[-1]["seconds"], **self.spent}
+            trained = next((line["seconds"] for line in reversed(self.lines) if line["step"] == t), 0.0)
+            spent = {"": time.perf_counter() - began, "training_": trained, **self.spent}
             times = {f"{what}seconds": round(seconds, 3) for what, seconds in spent.items()}
             self.records.append({"step": t, "classes": plan.edges(t)[1], **accuracies, **times})
             self.spent = dict.fromkeys(BESIDES, 0.0)

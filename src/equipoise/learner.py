@@ -236,7 +236,7 @@ class Learner:
         self._check_shape(x)
         if not len(x):
             raise UsageError("there are no images")
-        return torch.cat([out.z for out in self.outputs(x)])
+        return torch.cat([self.method.scores(out, state.extra) for out in self.outputs(x)])
 
     def outputs(self, x: Tensor, chunk: int = 1000) -> Iterator[nets.Out]:
         """The net's output, chunk by chunk, as in prediction; training is left as it was."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -122,6 +123,8 @@ class Method:
 
     mitigations: ClassVar[tuple[str, ...]] = mitigation.MITIGATIONS
     """those it goes with"""
+    fresh: ClassVar[bool] = False
+    """whether every step begins with a new net, without a teacher"""
 
     loss: Loss = Standard()
     """the classification loss"""
@@ -166,6 +169,27 @@ class Method:
         if scale(shape) == "tiny":
             return Recipe(epochs=20, lr=0.05, batch=32)
         return Recipe()
+
+    def at_base(self) -> Method:
+        """A method with the same base step, where every class has as many images as any other.
+
+        Runs share a base step when these are equal. Equal counts make every λ equal, so the loss is no difference.
+        """
+        return replace(self, loss=Standard(), mitigation="none")
+
+    def learns(self, t: int) -> bool:
+        """Whether the net is trained in step t; else the step is `after` alone."""
+        return True
+
+    def after(self, s: Step, h: Tensor) -> None:
+        """Note in s.state what the step's images say, once the net is trained; h are their embeddings.
+
+        s.data are the images that the step brought, without the memory.
+        """
+
+    def scores(self, out: Out, state: Mapping[str, Tensor]) -> Tensor:
+        """What the largest of is the prediction (batch, N_t); `state` is what `after` noted."""
+        return out.z
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor) -> None:
         """Set the head's rows of new classes, from the embeddings that the previous net gives their images.

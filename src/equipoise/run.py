@@ -17,7 +17,6 @@ from .errors import check
 from .folder import Result, agree, locked, read_result
 from .inputs import image_shape
 from .learner import Learner
-from .losses import Standard
 from .memory import Budget
 from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
@@ -36,9 +35,9 @@ class Run:
     base: int | None = None
     """classes of the base step; half of all if none are named"""
     steps: int | None = None
-    """steps after the base step; 5 if neither this nor --increment is given"""
+    """steps after the base step; 5 if neither this nor an increment is given"""
     increment: int | None = None
-    """classes of each step after the base step, instead of --steps"""
+    """classes of each step after the base step, instead of a number of steps"""
     order: str = "1993"
     """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
     validation: float = 0.0
@@ -89,8 +88,7 @@ class Plan:
         s = self.settings
         counts = torch.bincount(self.train.of(0, self.sizes[0]).y)
         equal = bool((counts == counts[0]).all())
-        # Equal counts make every λ equal, so in the base step only the rest of the method matters.
-        at_base = replace(self.run.method, loss=Standard(), mitigation="none") if equal else self.run.method
+        at_base = self.run.method.at_base() if equal else self.run.method
         always = {k: s[k] for k in ("seed", "device", "precision", "recipe", "method_code")} | {
             # The order in which a CPU adds depends on how many threads it adds with.
             "threads": torch.get_num_threads() if s["device"] == "cpu" else None,

@@ -26,15 +26,16 @@ def begin(learner: Learner, data: Images, names: list[Hashable]) -> Live:
     """The net with rows for the new classes, and nothing trained yet."""
     old, method, seed = learner.state_, learner.method, learner.seed
     t, shape = len(old.sizes), image_shape(data.x)
-    if old.net is None:
+    if old.net is None or method.fresh:
         given = learner.normalise
         statistics = channel_statistics(data.x) if given is None else as_statistics(given, shape[0])
         net = new_net(method, shape, *statistics, generator(seed, t, "weights"))
         place(net, learner.device_)
+        net.head.widen(len(old.classes), generator(seed, t, "old rows"))
     else:
         net = copy.deepcopy(old.net).requires_grad_(True)
     net.head.widen(len(names), generator(seed, t, "rows"))
-    if t > 0 and type(method).first_rows is not Method.first_rows:
+    if t > 0 and not method.fresh and type(method).first_rows is not Method.first_rows:
         h = torch.cat([out.h for out in learner.outputs(data.x)])
         method.first_rows(net.head, h, data.y - len(old.classes))
     state = State(
@@ -62,6 +63,8 @@ def train(
     """All epochs of the step that are left."""
     state, method = live.state, learner.method
     assert state.exemplars is not None
+    if not method.learns(len(state.sizes) - 1):
+        return
     n_old = len(learner.state_.classes)
     everything = join(data, state.exemplars)
     if len(everything) < 2:
@@ -96,7 +99,8 @@ def step_on(learner: Learner, live: Live, images: Images, held: Images | None, c
     past = torch.arange(len(n), device=n.device) < len(before.classes)
     lam = method.loss.lam(n, past, state.extra.get("alpha")).clone()
     t = len(state.sizes) - 1
-    return Step(t, len(before.classes), state.sizes, n, lam, images, held, state.net, before.net, state.extra)
+    teacher = None if method.fresh else before.net
+    return Step(t, len(before.classes), state.sizes, n, lam, images, held, state.net, teacher, state.extra)
 
 
 def hold_out(learner: Learner, images: Images, n_old: int, t: int) -> tuple[Images, Images]:
@@ -122,12 +126,17 @@ def finish(learner: Learner, live: Live, data: Images) -> None:
     state.net.eval().requires_grad_(False)
     m = learner.budget_.share(len(state.classes))
     t = len(state.sizes) - 1
+    noting = type(learner.method).after is not Method.after
+    herding = m > 0 and learner.select == "herding"
+    if noting or herding:
+        h = torch.cat([out.h for out in learner.outputs(data.x)])
+    if noting:
+        learner.method.after(step_on(learner, live, data, None, data), h)
     if m == 0:
         which = data.y.new_zeros(0)
     elif learner.select == "random":
         which = memory.at_random(data.y, m, generator(learner.seed, t, "exemplars"))
     else:
-        h = torch.cat([out.h for out in learner.outputs(data.x)])
         which = memory.herding(h, data.y, m)
     state.exemplars = memory.update(state.exemplars, data[which], m)
     if t > 0 and len(state.exemplars) > 1:

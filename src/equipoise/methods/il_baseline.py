@@ -34,3 +34,7 @@ class ILBaseline(Method):
             return Lc
         rho = s.n_old / s.N
         return rho * distillation(out.z, ref.z, self.T) + (1 - rho) * Lc
+
+    def at_base(self) -> Method:
+        """The plain cross-entropy."""
+        return ILBaseline()

@@ -50,6 +50,10 @@ class LUCIR(Method):
         Lg = (1 - F.cosine_similarity(out.h, ref.h)).mean()
         return Lc + lam * Lg + margin_ranking(out.extra["cos"], y, s.n_old, self.K, self.m)
 
+    def at_base(self) -> Method:
+        """Cosines and the plain cross-entropy."""
+        return LUCIR()
+
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
         """Without the last ReLU, so that cosines may be negative."""
         return SmallNet(shape[0]) if scale(shape) == "tiny" else ResNet32(shape[0], last_relu=False)

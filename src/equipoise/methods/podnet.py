@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..errors import check
 from ..heads import Head, ProxyHead
-from ..losses import Standard, nca, pooled_distance
+from ..losses import Balanced, Standard, nca, pooled_distance
 from ..method import Method, Out, Recipe, Refit, Step
 from ..nets import Backbone, LinearTrunk, SmallNet, scale
 
@@ -57,6 +57,10 @@ class PODNet(Method):
         spatial = pooled_distance(out.maps, ref.maps)
         flat = (1 - F.cosine_similarity(out.h, ref.h)).mean()
         return Lc + factor * (self.lambda_c * spatial + self.lambda_f * flat)
+
+    def at_base(self) -> Method:
+        """NCA, or else the plain cross-entropy; nothing else matters yet."""
+        return PODNet(nca=self.nca, margin=self.margin) if isinstance(self.loss, Standard) else PODNet(Balanced())
 
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
         """The original's own ResNet-32."""

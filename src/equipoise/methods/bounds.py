@@ -1,0 +1,42 @@
+"""The two bounds that every reader looks for: plain fine-tuning, and joint training on all classes so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..method import Method, Out, Step
+from .il_baseline import ILBaseline
+
+
+@dataclass(frozen=True)
+class FineTuning(Method):
+    """The classification loss and nothing else: no distillation; what forgetting is."""
+
+    name: ClassVar[str] = "fine-tuning"
+
+    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+        """L_c."""
+        return self.classify(out.z, y, s)
+
+    def at_base(self) -> Method:
+        """That of IL-Baseline."""
+        return ILBaseline()
+
+
+@dataclass(frozen=True)
+class Joint(Method):
+    """A new net in every step, trained on all classes so far; on all their images if the memory keeps that many."""
+
+    name: ClassVar[str] = "joint"
+    fresh: ClassVar[bool] = True
+
+    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+        """L_c."""
+        return self.classify(out.z, y, s)
+
+    def at_base(self) -> Method:
+        """That of IL-Baseline."""
+        return ILBaseline()

@@ -1,0 +1,166 @@
+"""NCM and SLDA: class statistics on the features of the base step, image by image; and what methods share of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import OAS
+from torch import Tensor
+
+from equipoise import Balanced, Learner, Meta, Recipe, Relaxed, Standard, UsageError
+from equipoise.data import Images
+from equipoise.method import Method, Out, Step
+from equipoise.methods.bounds import FineTuning, Joint
+from equipoise.methods.il_baseline import ILBaseline
+from equipoise.methods.lucir import LUCIR
+from equipoise.methods.ncm import NCM
+from equipoise.methods.podnet import PODNet
+from equipoise.methods.slda import SLDA
+from equipoise.run import Run, prepare
+
+D = 6
+
+
+def stream(classes: list[int], count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Embeddings around a centre for each class, the classes mixed and of unequal number."""
+    gen = torch.Generator().manual_seed(seed)
+    y = torch.tensor([classes[int(k)] for k in torch.randint(0, len(classes), (count,), generator=gen)])
+    centres = 3 * torch.randn(20, D, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    return centres[y] + torch.randn(count, D, generator=gen, dtype=torch.float64), y
+
+
+def noted(method: Method, *steps: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """What `after` keeps, after so many steps."""
+    state: dict[str, Tensor] = {}
+    n_old, sizes = 0, ()
+    for t, (h, y) in enumerate(steps):
+        now = int(y.max()) + 1
+        sizes = (*sizes, now - n_old)
+        n = torch.bincount(y, minlength=now).float()
+        none: Any = None
+        method.after(Step(t, n_old, sizes, n, n, Images(torch.zeros(len(y), 1), y), None, none, None, state), h)
+        n_old = now
+    return state
+
+
+STEPS = (stream([0, 1, 2], 60, 1), stream([3, 4], 30, 2), stream([5], 7, 3))
+
+
+def out_of(h: Tensor) -> Out:
+    return Out(torch.zeros(len(h), 3), h, [], {})
+
+
+def test_ncm_is_the_nearest_mean_of_directions() -> None:
+    state = noted(NCM(), *STEPS)
+    x, _ = stream([0, 1, 2, 3, 4, 5], 40, 4)
+    scores = NCM().scores(out_of(x.float()), state)
+    assert scores.shape == (40, 6)
+    for k in range(6):
+        own = [h / np.linalg.norm(h) for hs, ys in STEPS for h, y in zip(hs.numpy(), ys.tolist()) if y == k]
+        mean = np.mean(own, 0) / np.linalg.norm(np.mean(own, 0))
+        for i, h in enumerate(x.numpy()):
+            far = np.linalg.norm(h / np.linalg.norm(h) - mean) ** 2
+            assert scores[i, k].item() == pytest.approx(-far, abs=1e-5)
+
+
+def test_slda_is_the_stream_image_by_image() -> None:
+    """The authors' update, one image after the other: Σ moves by the distance to the mean before the image."""
+    (base, y0), *later = STEPS
+    means = {k: base[y0 == k].mean(0).numpy() for k in range(3)}
+    counts = {k: int((y0 == k).sum()) for k in range(3)}
+    centred = np.stack([h - means[int(k)] for h, k in zip(base.numpy(), y0)])
+    sigma, seen = OAS(assume_centered=True).fit(centred).covariance_, len(base)
+    for hs, ys in later:
+        for h, k in zip(hs.numpy(), ys.tolist()):
+            far = h - means.setdefault(k, np.zeros(D))
+            sigma = (seen * sigma + np.outer(far, far) * seen / (seen + 1)) / (seen + 1)
+            means[k] = means[k] + far / (counts.setdefault(k, 0) + 1)
+            counts[k] += 1
+            seen += 1
+    state = noted(SLDA(), *STEPS)
+    np.testing.assert_allclose(state["sigma"], sigma, rtol=1e-10)
+    np.testing.assert_allclose(state["means"], np.stack([means[k] for k in range(6)]), rtol=1e-10)
+    assert state["seen"].item() == seen
+
+    x, _ = stream([0, 1, 2, 3, 4, 5], 40, 4)
+    inverse = np.linalg.pinv((1 - 1e-4) * sigma + 1e-4 * np.eye(D))
+    expected = [[h @ inverse @ means[k] - means[k] @ inverse @ means[k] / 2 for k in range(6)] for h in x.numpy()]
+    np.testing.assert_allclose(SLDA().scores(out_of(x), state), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [NCM(), SLDA()], ids=lambda m: m.name)
+def test_the_net_rests_after_the_base_step_and_knows_only_classes_it_has_seen(method: Method) -> None:
+    gen = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % 3
+    x = torch.randint(0, 80, (90, 1, 8, 8), dtype=torch.uint8, generator=gen)
+    for i, k in enumerate(y.tolist()):
+        x[i, 0, 2 * k : 2 * k + 2] += 150
+    learner = Learner(method, memory=0, recipe=Recipe(epochs=4, lr=0.05, batch=16))
+    learner.learn(x[y < 2], y[y < 2])
+    net = learner.state_.net
+    assert net is not None
+    before = {k: v.clone() for k, v in net.backbone.state_dict().items()}
+    learner.learn(x[y == 2], y[y == 2])
+    assert learner.state_.net is not None
+    assert all(torch.equal(v, before[k]) for k, v in learner.state_.net.backbone.state_dict().items())
+    assert learner.logits(x).shape == (90, 3)
+    assert (learner.predict(x) == y.numpy()).mean() > 0.95
+
+
+def test_before_anything_is_noted_the_logits_count() -> None:
+    out = Out(torch.randn(4, 2), torch.randn(4, D), [], {})
+    assert NCM().scores(out, {}) is out.z and SLDA().scores(out, {}) is out.z
+
+
+# What methods share of the base step ------------------------------------------------------------------------
+
+
+def base_key(method: Method) -> str:
+    return prepare(Run(method, dataset="digits", device="cpu", recipe=Recipe(epochs=1))).keys()[0]
+
+
+def test_one_base_step_serves_all_that_begin_alike() -> None:
+    alike = [
+        ILBaseline(),
+        ILBaseline(Balanced(0.5)),
+        ILBaseline(Meta(), T=3.0),
+        ILBaseline(mitigation="loss-rescaling"),
+    ]
+    alike += [NCM(), SLDA(), FineTuning(Relaxed()), Joint()]
+    assert len({base_key(m) for m in alike}) == 1
+    assert len({base_key(m) for m in (LUCIR(), LUCIR(Balanced(), K=1, m=0.1, lambda_base=1.0, finetune=True))}) == 1
+
+
+def test_podnets_own_loss_begins_differently() -> None:
+    """NCA is another loss than the cross-entropy in the base step too."""
+    own, replaced = base_key(PODNet()), base_key(PODNet(Balanced()))
+    assert len({own, replaced, base_key(ILBaseline()), base_key(LUCIR()), base_key(PODNet(nca="paper"))}) == 5
+    assert base_key(PODNet(finetune=False, lambda_c=1.0)) == own
+    assert base_key(PODNet(Relaxed())) == base_key(PODNet(Meta())) == replaced
+
+
+def test_a_shared_base_step_is_the_same_step() -> None:
+    """Whoever shares must compute the same bits."""
+    gen = torch.Generator().manual_seed(1)
+    x, y = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=gen), torch.arange(60) % 3
+    for group in (
+        [ILBaseline(), ILBaseline(Balanced()), NCM(), SLDA(), FineTuning(), Joint()],
+        [LUCIR(), LUCIR(Balanced(), K=1)],
+        [PODNet(Balanced()), PODNet(Relaxed())],
+    ):
+        nets = [Learner(m, memory=0, recipe=Recipe(epochs=1, batch=20)).learn(x, y).state_.net for m in group]
+        first = nets[0].state_dict()  # type: ignore[union-attr]
+        for net in nets[1:]:
+            assert all(torch.equal(v, first[k]) for k, v in net.state_dict().items())  # type: ignore[union-attr]
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(UsageError, match="shrinkage"):
+        SLDA(shrinkage=0)
+    with pytest.raises(UsageError, match="does not go with ncm"):
+        Learner(NCM(Standard(), mitigation="class-oversampling"), memory=5)
+    assert replace(NCM(), loss=Balanced()).at_base() == ILBaseline()
