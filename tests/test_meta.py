@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from equipoise import Balanced, Crop, ILBaseline, Meta, Recipe, Step, meta, train
 from equipoise.data import Images
-from equipoise.nets import LinearHead, Net, Out, SmallNet
+from equipoise.heads import LinearHead
+from equipoise.nets import Net, Out, SmallNet
 from equipoise.randomness import generator
 
 Weights = dict[str, Tensor]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import ILBaseline, UsageError
-from equipoise.nets import Backbone, Head, LinearHead, Net, ResNet32, SmallNet, scale
+from equipoise.heads import Head, LinearHead
+from equipoise.nets import Backbone, Net, ResNet32, SmallNet, scale
 from equipoise.randomness import generator
 from equipoise.state import new_net
 

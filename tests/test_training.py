@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from equipoise import Balanced, Crop, ILBaseline, Recipe, RunError, Step
 from equipoise.data import Images
-from equipoise.nets import LinearHead, Net, SmallNet
+from equipoise.heads import LinearHead
+from equipoise.nets import Net, SmallNet
 from equipoise.randomness import generator
 from equipoise.train import Batches, Epoch, Position, fit, gradient, sgd_, trained
 

@@ -16,18 +16,29 @@ if TYPE_CHECKING:
     from .learner import Learner
     from .losses import Balanced, Meta, Relaxed, Standard
     from .method import Method, Out, Recipe, Step
+    from .methods.bounds import FineTuning, Joint
     from .methods.il_baseline import ILBaseline
+    from .methods.lucir import LUCIR
+    from .methods.ncm import NCM
+    from .methods.podnet import PODNet
+    from .methods.slda import SLDA
 
 __all__ = [
+    "LUCIR",
+    "NCM",
+    "SLDA",
     "Balanced",
     "Crop",
     "DataError",
     "EquipoiseError",
+    "FineTuning",
     "ILBaseline",
+    "Joint",
     "Learner",
     "Meta",
     "Method",
     "Out",
+    "PODNet",
     "Recipe",
     "Relaxed",
     "RunError",
@@ -37,7 +48,8 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = ("augment", "errors", "learner", "losses", "method", "methods.il_baseline")
+_METHODS = ("bounds", "il_baseline", "lucir", "ncm", "podnet", "slda")
+_HOMES = ("augment", "errors", "learner", "losses", "method", *(f"methods.{name}" for name in _METHODS))
 
 
 def __getattr__(name: str) -> Any:

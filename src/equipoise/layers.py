@@ -47,7 +47,7 @@ class Plan:
 
     def __init__(self, whole: Net, dtype: torch.dtype) -> None:
         net = whole.backbone
-        assert isinstance(net, ResNet32)
+        assert isinstance(net, ResNet32) and net.conv.in_channels == whole.mean.numel() == whole.std.numel()
         self.net, self.dtype = whole, dtype
         self.layers: list[Layer] = []
         self.blocks: list[Group] = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .errors import UsageError
-from .heads import Head, LinearHead  # noqa: F401
+from .heads import Head
 
 
 class Out(NamedTuple):

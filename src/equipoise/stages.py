@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -146,7 +147,7 @@ def finish(learner: Learner, live: Live, data: Images) -> None:
 
 
 def refit(learner: Learner, live: Live) -> None:
-    """Train the classifier once more, on the memory alone, where the method asks for it.
+    """Train the classifier once more, on the memory alone, which is balanced, where the method asks for it.
 
     It takes seconds, has no checkpoint of its own, and is done again where it was cut off.
     """
@@ -163,7 +164,7 @@ def refit(learner: Learner, live: Live) -> None:
     plain = torch.autocast(learner.device_.type, enabled=False)
     with torch.enable_grad(), plain, working_on(learner.device_):
         fit(
-            method, step, asked.recipe, crop, learner.seed, learner.bf16_, at, lambda epoch: None,
-            engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
+            replace(method, mitigation="none"), step, asked.recipe, crop, learner.seed, learner.bf16_, at,
+            lambda epoch: None, engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
         )  # fmt: skip
     state.net.eval().requires_grad_(False)
