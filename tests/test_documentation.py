@@ -54,7 +54,7 @@ def test_the_toy_methods_objective_is_what_its_docstring_says(toy: type[Method])
     gen = torch.Generator().manual_seed(0)
     z, h, h_old = (torch.randn(6, 4, generator=gen, dtype=torch.float64) for _ in range(3))
     y = torch.tensor([0, 1, 2, 3, 0, 1])
-    step: Any = type("S", (), {"lam": torch.ones(4, dtype=torch.float64)})()
+    step: Any = type("S", (), {"t": 1, "lam": torch.ones(4, dtype=torch.float64)})()
     value = toy(loss=Standard(), w=3.0).objective(step, y, Out(z, h, [], {}), Out(z, h_old, [], {}))  # type: ignore[call-arg]
     ce = -torch.log_softmax(z, 1)[torch.arange(6), y].mean()
     cos = (h * h_old).sum(1) / (h.norm(dim=1) * h_old.norm(dim=1))

@@ -18,6 +18,7 @@ from equipoise.methods.lucir import LUCIR
 from equipoise.methods.podnet import PODNet
 from equipoise.mitigation import MITIGATIONS
 from equipoise.randomness import generator
+from equipoise.run import Run, prepare
 
 KINDS = ("memory-oversampling", "class-oversampling", "loss-rescaling", "balanced-finetuning", "separated-softmax")
 OVERSAMPLING, HALVES = KINDS[:2], ("memory-oversampling", "separated-softmax")
@@ -278,3 +279,12 @@ def test_the_command_refuses_it_with_exit_code_2(words: tuple[str, ...], capsys:
 def test_the_command_refuses_an_unknown_remedy_and_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["run", "il-baseline", "--mitigation", "oversampling", "--dataset", "digits"]) == 2
     assert "memory-oversampling" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["none", "memory-oversampling", "class-oversampling"])
+def test_the_time_left_counts_the_epochs_as_they_are(kind: Any) -> None:
+    plan = prepare(Run(ILBaseline(mitigation=kind), "digits", base=5, steps=1, memory="8", device="cpu"))
+    counts = torch.bincount(plan.train.y).tolist()
+    new = sum(counts[5:])
+    expected = {"none": new + 40, "memory-oversampling": 2 * new, "class-oversampling": 10 * max(counts[5:])}[kind]
+    assert plan.images_to_train() == [20 * sum(counts[:5]), 20 * expected]

@@ -38,6 +38,15 @@ def check(method: Method, *shares: int) -> None:
         raise UsageError(f"mitigation {kind} needs images of old classes: use a memory above 0")
 
 
+def length(kind: str, old: list[int], new: list[int]) -> int:
+    """How many images make an epoch, with so many images of each old and of each new class."""
+    if old and kind in ("memory-oversampling", "separated-softmax"):
+        return 2 * sum(new)
+    if old and kind == "class-oversampling":
+        return max(*old, *new) * len(old + new)
+    return sum(old) + sum(new)
+
+
 def cross_entropy(kind: str, z: Tensor, y: Tensor, s: Step) -> Tensor:
     """The classification loss: rescaled by 1/n_y, with a mean weighted alike; or each image among its own kind only,
     old classes or new ones."""

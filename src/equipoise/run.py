@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from . import checkpoint, record
+from . import checkpoint, mitigation, record
 from .attempt import Attempt
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load, split
@@ -110,8 +110,9 @@ class Plan:
         totals = []
         for t in range(len(self.sizes)):
             old, now = self.edges(t)
-            kept = sum(min(self.learner.budget_.share(old), c) for c in counts[:old])
-            totals.append(recipe.epochs * (sum(counts[old:now]) + kept))
+            kept = [min(self.learner.budget_.share(old), c) for c in counts[:old]]
+            images = mitigation.length(self.run.method.mitigation, kept, counts[old:now])
+            totals.append(recipe.epochs * images if self.run.method.learns(t) else 0)
         return totals
 
 

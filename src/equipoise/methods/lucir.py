@@ -55,7 +55,7 @@ class LUCIR(Method):
         return LUCIR()
 
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
-        """Without the last ReLU, so that cosines may be negative."""
+        """Without the last ReLU, so that cosines may be negative; the net for tiny images keeps it."""
         return SmallNet(shape[0]) if scale(shape) == "tiny" else ResNet32(shape[0], last_relu=False)
 
     def head(self, width: int) -> Head:

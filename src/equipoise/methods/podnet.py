@@ -86,7 +86,7 @@ class PODNet(Method):
         for c in range(int(y.max()) + 1):
             own = h[y.cpu() == c].numpy()
             count = min(head.per_class, len(own))
-            found = torch.from_numpy(KMeans(count, n_init=1, random_state=0).fit(own).cluster_centers_)
+            found = torch.from_numpy(KMeans(count, n_init=10, random_state=0).fit(own).cluster_centers_)
             centres.append(found[torch.arange(head.per_class) % count])
         head.imprint(torch.cat(centres).to(head.new))
 
