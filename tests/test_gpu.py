@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise import Balanced, Crop, ILBaseline, Learner, Meta, Recipe, Standard
+from equipoise import LUCIR, Balanced, Crop, ILBaseline, Learner, Meta, Method, PODNet, Recipe, Standard
 from equipoise.capture import ENGINES, prepared
 from equipoise.data import Images
 from equipoise.method import Step
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 SHAPE = (3, 32, 32)
 
 
-def net_of(classes: int) -> Net:
-    net = new_net(ILBaseline(), SHAPE, torch.full((3,), 128.0), torch.full((3,), 64.0), generator(0))
+def net_of(classes: int, method: Method | None = None) -> Net:
+    net = new_net(method or ILBaseline(), SHAPE, torch.full((3,), 128.0), torch.full((3,), 64.0), generator(0))
     net.head.widen(classes, generator(1))
     return place(net, torch.device("cuda"))
 
@@ -147,16 +147,15 @@ def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("batch", [128, 33])
-@pytest.mark.parametrize("last_relu", [True, False])
-def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, last_relu: bool) -> None:
+@pytest.mark.parametrize("method", [ILBaseline(), LUCIR(), PODNet()], ids=lambda m: m.name)
+def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, method: Method) -> None:
     """Gradients of one step: our kernels and torch's own in bf16, both against float64."""
     from equipoise.fused import Frozen, Training
 
     gen = generator(11)
     x = torch.randint(0, 256, (batch, *SHAPE), dtype=torch.uint8, generator=gen).cuda()
     y = torch.randint(0, 10, (batch,), generator=gen).cuda()
-    net = net_of(10)
-    net.backbone.stages[-1][-1].last_relu = last_relu  # type: ignore[index,union-attr]
+    net = net_of(10, method)
     for m in net.modules():
         if isinstance(m, torch.nn.BatchNorm2d):
             m.weight.data.copy_(torch.rand(m.weight.shape, generator=gen) + 0.5)

@@ -1,4 +1,4 @@
-"""ResNet-32 in the kernels of `kernels.py`: the same weights and the same function, several times as fast.
+"""ResNet-32, ours and PODNet's, in the kernels of `kernels.py`: the same weights, the same function, much faster.
 
 `Training` stands in for a net's features in a training step, with gradients; `Frozen` for one that only answers, such
 as the teacher. Both read the net's own modules; nothing of a method changes. The same step gives the same bits.
@@ -100,7 +100,7 @@ class Function(torch.autograd.Function):
             conv(block.conv1, xs[-1])
             inner.append(normalise(block.conv1, True))
             conv(block.conv2, inner[-1])
-            other = xs[-1] if block.short is None else conv(block.short, xs[-1])
+            other = way.shortcut(block, xs[-1]) if block.short is None else conv(block.short, xs[-1])
             xs.append(normalise(block.conv2, block.relu, other, block.short))
         with net.aside:
             net.move_statistics(sums, way)
@@ -194,9 +194,10 @@ class Function(torch.autograd.Function):
             if short is not None:
                 weight_gradient(short, x, dys)
             under = blocks[at - 1] if at else Group(plan.stem, plan.stem, None, True)
+            around = way.shortcut_gradient(block, g) if short is None else None
             g = input_gradient(
                 one, dy, under.conv2, x, under.relu, under.short,
-                short, None if short is None else dys, g if short is None else None, extras.get(at),
+                short, None if short is None else dys, around, extras.get(at),
             )  # fmt: skip
         dy, _ = normalise(plan.stem, g)
         weight_gradient(plan.stem, image, dy)
@@ -285,7 +286,7 @@ class Frozen:
         maps = []
         for at, block in enumerate(plan.blocks):
             inner = conv(block.conv1, z, None, True)
-            short = z if block.short is None else conv(block.short, z, None, False)
+            short = way.shortcut(block, z) if block.short is None else conv(block.short, z, None, False)
             z = conv(block.conv2, inner, short, block.relu)
             if at + 1 in plan.ends:
                 maps.append(way.map(z, block))

@@ -1,4 +1,4 @@
-"""A ResNet-32 as a list of layers, and the kernels of `kernels.py` with their arguments in place."""
+"""A ResNet-32, or PODNet's, as a list of layers, and the kernels of `kernels.py` with their arguments in place."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from . import kernels as K
 from .launch import launch
-from .nets import Block, Net, ResNet32
+from .nets import Block, LinearBlock, LinearTrunk, Net, ResNet32
+
+NETS = (ResNet32, LinearTrunk)
+"""the backbones that there are kernels for"""
 
 STEM = 16
 """channels that the stem reads: those of an image, and zeros"""
@@ -39,15 +43,18 @@ class Group:
     conv1: Layer
     conv2: Layer
     short: Layer | None
+    """a convolution in the shortcut"""
     relu: bool
+    thinned: bool = False
+    """whether the shortcut takes every other pixel, and adds zeros for new channels"""
 
 
 class Plan:
-    """The layers of a ResNet-32 in the order in which they compute."""
+    """The layers of a residual net in the order in which they compute."""
 
     def __init__(self, whole: Net, dtype: torch.dtype) -> None:
         net = whole.backbone
-        assert isinstance(net, ResNet32) and net.conv.in_channels == whole.mean.numel() == whole.std.numel()
+        assert isinstance(net, NETS) and net.conv.in_channels == whole.mean.numel() == whole.std.numel()
         self.net, self.dtype = whole, dtype
         self.layers: list[Layer] = []
         self.blocks: list[Group] = []
@@ -62,13 +69,16 @@ class Plan:
         shrunk = 1
         for stage in net.stages:
             for block in stage.children():
-                assert isinstance(block, Block)
+                assert isinstance(block, (Block, LinearBlock))
                 within = shrunk * block.conv1.stride[0]
                 first = layer(block.conv1, block.bn1, shrunk)
                 second = layer(block.conv2, block.bn2, within)
-                besides = list(block.shortcut.children())
-                short = layer(besides[0], besides[1], shrunk) if besides else None
-                self.blocks.append(Group(first, second, short, block.last_relu))
+                if isinstance(block, LinearBlock):
+                    self.blocks.append(Group(first, second, None, False, thinned=block.stride > 1))
+                else:
+                    besides = list(block.shortcut.children())
+                    short = layer(besides[0], besides[1], shrunk) if besides else None
+                    self.blocks.append(Group(first, second, short, block.last_relu))
                 shrunk = within
             self.ends.append(len(self.blocks))
 
@@ -145,6 +155,23 @@ class Pass:
     def map(self, rows: Tensor, block: Group) -> Tensor:
         """A block's output as images."""
         return rows.view(self.images, *self.sides(block.conv2), -1).permute(0, 3, 1, 2)
+
+    def shortcut(self, block: Group, x: Tensor) -> Tensor:
+        """What goes around a block without weights in its shortcut."""
+        if not block.thinned:
+            return x
+        stride, more = block.conv1.shape[3], block.conv1.shape[1] - x.shape[1]
+        images = x.view(self.images, *self.sides(block.conv1), -1)[:, ::stride, ::stride]
+        return F.pad(images, (0, more)).flatten(0, 2)
+
+    def shortcut_gradient(self, block: Group, g: Tensor) -> Tensor:
+        """From the gradient at what `shortcut` gave to the one at what it was given."""
+        if not block.thinned:
+            return g
+        inside, _, _, stride = block.conv1.shape
+        wide = torch.zeros(self.images, *self.sides(block.conv1), inside, dtype=g.dtype, device=g.device)
+        wide[:, ::stride, ::stride] = g.view(self.images, *self.sides(block.conv2), -1)[..., :inside]
+        return wide.flatten(0, 2)
 
     def conv(
         self,

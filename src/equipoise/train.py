@@ -21,7 +21,7 @@ from .data import Images
 from .errors import RunError
 from .losses import Meta
 from .method import Method, Recipe, Step
-from .nets import Features, ResNet32
+from .nets import Features, LinearTrunk, ResNet32
 from .randomness import generator
 
 HELD_BATCH = 128
@@ -273,8 +273,8 @@ def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Fea
     if engine == "compiled":
         return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
     if engine == "fused":
-        fit = all(net is None or isinstance(net.backbone, ResNet32) for net in (s.net, s.teacher))
-        if not (bf16 and fit and all(side % 4 == 0 for side in s.data.x.shape[2:])):
+        known = all(net is None or isinstance(net.backbone, (ResNet32, LinearTrunk)) for net in (s.net, s.teacher))
+        if not (bf16 and known and all(side % 4 == 0 for side in s.data.x.shape[2:])):
             raise UnfitError  # the kernels halve the sides twice, and count in bf16
         from .fused import Frozen, Training  # needs Triton, which comes with torch for GPUs
 
