@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
-from equipoise.cli import command, every_choice, taken
+from equipoise.cli import command
 from equipoise.run import Run, run
 from equipoise.store import Store
-from equipoise.sweep import Job, Local, ended, map, usual_workers
+from equipoise.sweep import Job, Local, ended, in_base_step, map, next_of, usual_workers
+from equipoise.words import every_choice, run_lines, taken
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
 
@@ -268,3 +269,35 @@ def test_there_is_at_least_one_worker(tmp_path: Path) -> None:
     assert usual_workers() >= 1
     with pytest.raises(UsageError):
         map([Job(asked(), tmp_path / "a")], Local(workers=0))
+
+
+def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
+    a, b, c = (Job(asked(), tmp_path / name, group) for name, group in (("a", "x"), ("b", "x"), ("c", "y")))
+    on = Local(workers=3, store=tmp_path / "store")
+    assert next_of([a, b, c], [], on) is a
+    assert next_of([b, c], [a], on) is c and next_of([b], [a, c], on) is None
+    assert next_of([b], [a], Local(workers=3, store=None)) is b  # nothing is shared: nothing is waited for
+    a.folder.mkdir()
+    lines = [json.dumps({"step": step}) + "\n" for step in (0, 0, 1)]
+    (a.folder / "metrics.jsonl").write_text("".join(lines[:2]))
+    assert in_base_step(a.folder) and next_of([b], [a], on) is None
+    (a.folder / "metrics.jsonl").write_text("".join(lines)[:-4])  # a line that is being written
+    assert in_base_step(a.folder)
+    (a.folder / "metrics.jsonl").write_text("".join(lines))
+    assert not in_base_step(a.folder) and next_of([b], [a], on) is b
+    assert next_of([b], [], on) is b  # whoever computed it is gone
+
+
+def test_runs_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "runs.txt"
+    file.write_text("# what there is\n\nil-baseline --loss standard,balanced  # two\n  fine-tuning --lr '0.02'\n")
+    assert run_lines(file) == [["il-baseline", "--loss", "standard,balanced"], ["fine-tuning", "--lr", "0.02"]]
+    words = ["--dataset", "digits", "--epochs", "1", "--memory", "3", "--store", "none"]
+    out = tmp_path / "out"
+    assert command(["sweep", "--runs", str(file), *words, "--workers", "1", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "3 of 3 done" in said and "fine-tuning" in said and "Balanced" in said
+    assert len(list(out.glob("*/result.json"))) == 3
+    file.write_text("# nothing\n")
+    assert command(["sweep", "--runs", str(file)]) == 2 and "names no run" in capsys.readouterr().err
+    assert command(["sweep", "--runs", str(tmp_path / "nowhere")]) == 1

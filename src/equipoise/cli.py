@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import sys
 import traceback
@@ -30,6 +29,7 @@ from .run import Run, prepare, run
 from .show import figures_for, for_output, load_results, print_result, print_table
 from .store import Store, default_store
 from .watch import LiveWatch, PlainWatch
+from .words import every_choice, run_lines, taken
 
 T = TypeVar("T")
 
@@ -163,13 +163,18 @@ def store_folder(f: Flags) -> Path | None:
 
 
 def sweep_verb(argv: list[str]) -> None:
-    """Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2; and --workers N."""
+    """Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2; and --workers N.
+
+    --runs FILE takes the words of a run from each line of a file, and adds them before those given here.
+    """
     argv, workers = taken("--workers", argv)
+    argv, file = taken("--runs", argv)
     argv, out = taken("--out", argv)
     if workers is not None and not workers.isdecimal():
         raise UsageError(f"--workers must be a whole number, not {workers}")
     parent = Path(out or "runs")
-    parsed = [parsed_run(words, "sweep") for words in every_choice(argv)]
+    lines = [argv] if file is None else [words + argv for words in run_lines(Path(file))]
+    parsed = [parsed_run(words, "sweep") for line in lines for words in every_choice(line)]
     flags = parsed[0][0]
     for name in ("store", "data", "checkpoint", "evaluate_every"):
         if any(getattr(f, name) != getattr(flags, name) for f, _ in parsed):
@@ -180,7 +185,7 @@ def sweep_verb(argv: list[str]) -> None:
         resolve_device(asked.device)
         plan = prepare(dataclasses.replace(asked, device="cpu", engine="auto"), flags.data)
         same = record.digest([plan.settings, asked.device, asked.precision])
-        jobs.setdefault(same, sweep.Job(asked, parent / run_name(asked)))
+        jobs.setdefault(same, sweep.Job(asked, parent / run_name(asked), plan.keys()[0]))
     on = sweep.Local(
         store=store_folder(flags),
         data=flags.data,
@@ -222,29 +227,6 @@ class SweepProgress:
         if self.plain and words != self.last:
             print(words, flush=True)
         self.last = words
-
-
-def taken(flag: str, argv: list[str]) -> tuple[list[str], str | None]:
-    """The words without a flag and its value, and that value; of several, the last one counts."""
-    rest, value = [], None
-    words = iter(argv)
-    for word in words:
-        if word == flag or word.startswith(f"{flag}="):
-            value = next(words, "") if word == flag else word.split("=", 1)[1]
-            if not value:
-                raise UsageError(f"{flag} needs a value")
-        else:
-            rest.append(word)
-    return rest, value
-
-
-def every_choice(argv: list[str]) -> list[list[str]]:
-    """All ways to choose one value from each list: a word such as 0,1,2 or --seed=0,1,2."""
-    choices = []
-    for word in argv:
-        flag, equals, values = word.rpartition("=") if word.startswith("--") else ("", "", word)
-        choices.append([flag + equals + value for value in values.split(",")])
-    return [list(words) for words in itertools.product(*choices)]
 
 
 def run_name(asked: Run) -> str:

@@ -8,6 +8,7 @@ whoever is computing it (`Store.claim`).
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import multiprocessing
 import os
@@ -49,6 +50,8 @@ class Job:
 
     run: Run
     folder: Path
+    group: str = ""
+    """jobs of one group share their base step: one of them computes it before others are begun"""
     tries: int = 0
     result: Result | None = None
     failure: str | None = None
@@ -86,9 +89,9 @@ def map(jobs: Sequence[Job], on: Local, tell: Callable[[Sequence[Job], int], Non
     with multi_process_service():
         try:
             while waiting or busy:
-                while waiting and len(busy) < on.workers:
-                    job = waiting.pop(0)
-                    busy.append((job, started(job, on)))
+                while len(busy) < on.workers and (chosen := next_of(waiting, [job for job, _ in busy], on)):
+                    waiting.remove(chosen)
+                    busy.append((chosen, started(chosen, on)))
                 time.sleep(0.05)
                 over = [one for one in busy if not one[1].is_alive()]
                 busy = [one for one in busy if one not in over]
@@ -106,6 +109,21 @@ def map(jobs: Sequence[Job], on: Local, tell: Callable[[Sequence[Job], int], Non
             for _, process in busy:
                 process.terminate()
                 process.join()
+
+
+def next_of(waiting: Sequence[Job], busy: Sequence[Job], on: Local) -> Job | None:
+    """The first job that would not merely wait for the base step that another is computing."""
+    computing = {job.group for job in busy if job.group and on.store is not None and in_base_step(job.folder)}
+    return next((job for job in waiting if job.group not in computing), None)
+
+
+def in_base_step(folder: Path) -> bool:
+    """Whether the run of a folder has not come to its second step yet, as far as can be seen."""
+    try:
+        *_, last = (folder / "metrics.jsonl").read_text().splitlines()
+        return bool(json.loads(last)["step"] == 0)
+    except (OSError, ValueError, KeyError):  # nothing is there, or it is being written
+        return True
 
 
 def started(job: Job, on: Local) -> SpawnProcess:
