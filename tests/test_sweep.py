@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import equipoise.run
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
 from equipoise.run import Run, run
@@ -288,14 +289,19 @@ def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
     assert next_of([b], [], on) is b  # whoever computed it is gone
 
 
-def test_runs_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_come_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "runs.txt"
     file.write_text("# what there is\n\nil-baseline --loss standard,balanced  # two\n  fine-tuning --lr '0.02'\n")
     assert run_lines(file) == [["il-baseline", "--loss", "standard,balanced"], ["fine-tuning", "--lr", "0.02"]]
     words = ["--dataset", "digits", "--epochs", "1", "--memory", "3", "--store", "none"]
     out = tmp_path / "out"
+    load, calls = equipoise.run.load, []
+    monkeypatch.setattr(equipoise.run, "load", lambda *words: calls.append(words) or load(*words))
     assert command(["sweep", "--runs", str(file), *words, "--workers", "1", "--out", str(out)]) == 0
     said = capsys.readouterr().out
+    assert len(calls) == 1, "the data is read once for all checks; the runs are other processes"
     assert "3 of 3 done" in said and "fine-tuning" in said and "Balanced" in said
     assert len(list(out.glob("*/result.json"))) == 3
     file.write_text("# nothing\n")

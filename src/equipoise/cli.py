@@ -19,7 +19,7 @@ from tyro.conf import arg
 
 from . import __version__, methods, record, sweep
 from .checkpoint import INFO, write_json
-from .datasets import SHAPES
+from .datasets import SHAPES, Dataset
 from .demo import demo
 from .errors import EquipoiseError, UsageError, check, failed_gpu, first_line, sentence, unknown
 from .inputs import resolve_device, resolve_precision
@@ -180,10 +180,13 @@ def sweep_verb(argv: list[str]) -> None:
         if any(getattr(f, name) != getattr(flags, name) for f, _ in parsed):
             raise UsageError(f"--{name.replace('_', '-')} is one for all runs of a sweep")
     jobs: dict[str, sweep.Job] = {}
+    loaded: dict[str, Dataset] = {}
     for _, asked in parsed:
         # Whatever is wrong with any run is said before the first begins; on the CPU, to leave the GPU to the workers.
         resolve_device(asked.device)
-        plan = prepare(dataclasses.replace(asked, device="cpu", engine="auto"), flags.data)
+        here = dataclasses.replace(asked, device="cpu", engine="auto")
+        plan = prepare(here, flags.data, loaded=loaded.get(asked.dataset))
+        loaded[asked.dataset] = plan.data
         same = record.digest([plan.settings, asked.device, asked.precision])
         jobs.setdefault(same, sweep.Job(asked, parent / run_name(asked), plan.keys()[0]))
     on = sweep.Local(

@@ -116,14 +116,14 @@ class Plan:
         return totals
 
 
-def prepare(run: Run, data: Path | None = None, progress: bool = True) -> Plan:
-    """Check everything that can be checked before anything is computed, and load the data."""
+def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: Dataset | None = None) -> Plan:
+    """Check everything that can be checked before anything is computed, and load the data unless it is `loaded`."""
     budget = Budget.parse(run.memory)
     check("seed", run.seed, least=0, whole=True)
     check("validation", run.validation, least=0, below=1)
     run = replace(run, seed=int(run.seed), validation=float(run.validation))
     _learner(run, budget)  # a bad setting is said before any data is looked for
-    loaded = load(run.dataset, data, progress)
+    loaded = loaded or load(run.dataset, data, progress)
     classes = len(loaded.classes)
     order = class_order(run.order, classes)
     base = run.base if run.base is not None else classes // 2
