@@ -20,10 +20,10 @@ from equipoise import capture as capture_module
 from equipoise.capture import Engine, prepared
 from equipoise.data import Images
 from equipoise.method import Step
-from equipoise.nets import SmallNet
+from equipoise.nets import LinearTrunk, ResNet32, SmallNet
 from equipoise.randomness import generator
 from equipoise.state import new_net
-from equipoise.train import Position, fit, working_on
+from equipoise.train import Position, fit, has_kernels, working_on
 
 
 def recorded(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
@@ -133,3 +133,15 @@ def test_a_cpu_is_worked_on_as_it_is() -> None:
     before = torch.backends.cudnn.benchmark
     with working_on(torch.device("cpu")):
         assert torch.backends.cudnn.benchmark == before
+
+
+def test_our_kernels_stand_in_only_for_what_they_compute() -> None:
+    class Mine(ResNet32):
+        pass
+
+    assert has_kernels(ResNet32()) and has_kernels(LinearTrunk()) and not has_kernels(SmallNet())
+    assert not has_kernels(Mine()), "its forward may be another"
+    other, hooked = ResNet32(), ResNet32()
+    other.bn.eps = 1e-3
+    hooked.conv.register_forward_hook(lambda *_: None)
+    assert not has_kernels(other) and not has_kernels(hooked)

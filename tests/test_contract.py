@@ -29,6 +29,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "per-class": {"memory": 4},
     "budget": {"memory": "total:21", "select": "random"},
     "none": {"memory": 0},
+    "all": {"memory": "all"},
 }
 STEPS = ((7, 2, 5), (0, 9), (4,))  # the last one brings a single class
 RECIPE = Recipe(epochs=3, lr=0.1, batch=16)
@@ -60,12 +61,14 @@ def assert_identical(a: Learner, b: Learner, tmp: Path) -> None:
     np.testing.assert_array_equal(a.predict_proba(TEST), b.predict_proba(TEST))
 
 
-def refused(loss: Loss, memory: Any) -> str | None:
+def refused(method: str, loss: Loss, memory: Any) -> str | None:
     """What the refusal of this combination speaks of, if it is one."""
     if isinstance(loss, Meta) and memory in (0, 1, "total:0", "total:1"):
         return "memory of at least 2"
     if loss == Relaxed(0) and memory not in (0, "total:0"):
         return "epsilon 0"
+    if method == "joint" and memory != "all":
+        return "use memory all"
     return None
 
 
@@ -74,12 +77,14 @@ def test_no_method_and_no_loss_is_left_out() -> None:
     assert {loss.name for loss in KINDS.values()} == set(LOSSES)
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("loss", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "loss", "memory"),
+    # Everything is kept for joint training only: it would take long for all.
+    [(a, b, c) for a in METHODS for b in KINDS for c in MEMORIES if c != "all" or a == "joint"],
+)
 def test_contract(method: str, loss: str, memory: str, tmp_path: Path) -> None:
     settings = {"method": METHODS[method](loss=KINDS[loss]), "recipe": RECIPE, "seed": 3, **MEMORIES[memory]}
-    if reason := refused(KINDS[loss], settings["memory"]):
+    if reason := refused(method, KINDS[loss], settings["memory"]):
         with pytest.raises(UsageError, match=reason):
             Learner(**settings)
         return
@@ -90,7 +95,13 @@ def test_contract(method: str, loss: str, memory: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_contract_in_bf16(method: str, loss: str, tmp_path: Path) -> None:
     check_contract(
-        {"method": METHODS[method](loss=KINDS[loss]), "memory": 4, "recipe": RECIPE, "precision": "bf16"}, tmp_path
+        {
+            "method": METHODS[method](loss=KINDS[loss]),
+            "memory": "all" if method == "joint" else 4,
+            "recipe": RECIPE,
+            "precision": "bf16",
+        },
+        tmp_path,
     )
 
 
@@ -156,13 +167,14 @@ def check_predictions(learner: Learner, t: int) -> None:
         assert (learner.predict(x) == y).mean() > 0.6
     # α belongs to Meta, and to the steps after the first.
     learned = [a is not None for a in learner.alphas_]
-    assert learned == [isinstance(learner.method.loss, Meta) and k > 0 for k in range(t + 1)]
+    trained = [k > 0 and learner.method.learns(k) for k in range(t + 1)]
+    assert learned == [isinstance(learner.method.loss, Meta) and one for one in trained]
 
 
 def check_memory(learner: Learner, t: int) -> None:
     kept, classes = learner.exemplars_, len(learner.classes_)
     assert kept is not None and kept.x.dtype == torch.uint8 and len(kept.x) == len(kept.y)
-    share = {4: 4, "total:21": 21 // classes, 0: 0}[learner.memory]  # type: ignore[index]
+    share = {4: 4, "total:21": 21 // classes, 0: 0, "all": 80}[learner.memory]  # type: ignore[index]
     assert kept.y.tolist() == [c for c in range(classes) for _ in range(share)]
     for c, label in enumerate(learner.classes_):
         theirs = {image.tobytes() for image in images_of((label,))[0]}  # type: ignore[arg-type]
@@ -195,7 +207,7 @@ def test_augmentation_and_statistics_survive_saving(tmp_path: Path) -> None:
 def test_meta_is_refused_without_two_exemplars_per_class(method: str, memory: int | str) -> None:
     with pytest.raises(UsageError, match="memory of at least 2"):
         Learner(METHODS[method](loss=Meta()), memory)
-    Learner(METHODS[method](loss=Meta()), 2)
+    Learner(METHODS[method](loss=Meta()), "all" if method == "joint" else 2)
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, "0", "0%", "0.0 %"])

@@ -366,7 +366,7 @@ def test_the_validation_gradient_is_the_same_and_leaves_the_net_as_it_was() -> N
     elsewhere = {name: w + 0.1 * torch.randn(w.shape, generator=gen) for name, w in net.named_parameters()}
     (features := fused.Training(net, torch.float32))(x[:2])  # that it has seen a smaller batch makes no difference
     before = copy.deepcopy(net.state_dict())
-    mine = meta.validation_gradient(net, elsewhere, x, y, features)
+    mine = meta.validation_gradient(net, elsewhere, x, y, features=features)
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), before.values()))
     exact = meta.validation_gradient(net, elsewhere, x, y)
     assert all(near(a, b) and b.any() for a, b in zip(mine, exact))

@@ -167,11 +167,14 @@ def test_the_distillation_weight_is_part_of_the_gradient(problem: Problem) -> No
     assert slope != pytest.approx(closed, rel=0.1)
 
 
-def test_lookahead_is_where_sgd_goes(problem: Problem) -> None:
-    p = problem
+@pytest.mark.parametrize("clamp", [0.0, 0.5])
+def test_lookahead_is_where_sgd_goes(problem: Problem, clamp: float) -> None:
+    p, recipe = problem, replace(RECIPE, clamp=clamp)
     gen = torch.Generator().manual_seed(3)
     grads = {k: torch.randn(w.shape, generator=gen, dtype=w.dtype) for k, w in p.weights.items()}
-    ahead = meta.lookahead(p.weights, grads, p.momentum, p.lr, RECIPE)
+    ahead = meta.lookahead(p.weights, grads, p.momentum, p.lr, recipe)
+    if clamp:
+        grads = {k: g.clamp(-clamp, clamp) for k, g in grads.items()}
     moved, momentum = ({k: v.clone() for k, v in d.items()} for d in (p.weights, p.momentum))
     train.sgd_(moved, grads, momentum, p.lr, RECIPE)
     for k in p.weights:

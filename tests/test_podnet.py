@@ -213,7 +213,7 @@ def test_new_proxies_begin_at_the_centres_of_clusters_as_long_as_old_proxies() -
     head, angle, e = proxy_head(2, 2, width=32), 0.1, torch.eye(32, dtype=torch.float64)
     places = list(itertools.product(range(20), (-1, 1), (0.5, 3.0)))
     h = [length * (math.cos(angle) * e[k] + side * math.sin(angle) * e[31 - k // 2]) for k, side, length in places]
-    PODNet().first_rows(head, torch.stack(h), torch.tensor([k % 2 for k, _, _ in places]))
+    PODNet().first_rows(head, torch.stack(h), torch.tensor([k % 2 for k, _, _ in places]), generator(0))
     length = math.fsum(distance(row, [0.0] * 32) for row in head.old.tolist()) / 20
     for c in range(2):
         centres = sorted((length * math.cos(angle) * e[k]).tolist() for k in range(c, 20, 2))
@@ -224,7 +224,7 @@ def test_new_proxies_begin_at_the_centres_of_clusters_as_long_as_old_proxies() -
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_a_class_with_fewer_images_than_proxies_repeats_them(count: int) -> None:
     head, h = proxy_head(2, 2), noise(count + 12, 5)
-    PODNet().first_rows(head, h, torch.tensor([0] * count + [1] * 12))
+    PODNet().first_rows(head, h, torch.tensor([0] * count + [1] * 12), generator(0))
     among = torch.cdist(head.new[:10] / head.old.norm(dim=1).mean(), F.normalize(h[:count], dim=1)) < 1e-5
     assert (among.sum(1) == 1).all(), "every proxy is one of the images"
     assert among.sum(0).min() >= 10 // count and among.sum(0).max() <= -(-10 // count)

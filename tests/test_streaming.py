@@ -120,7 +120,7 @@ def test_before_anything_is_noted_the_logits_count() -> None:
 
 
 def base_key(method: Method) -> str:
-    return prepare(Run(method, dataset="digits", device="cpu", recipe=Recipe(epochs=1))).keys()[0]
+    return prepare(Run(method, dataset="digits", device="cpu", recipe=Recipe(epochs=1), memory="all")).keys()[0]
 
 
 def test_one_base_step_serves_all_that_begin_alike() -> None:
@@ -152,7 +152,7 @@ def test_a_shared_base_step_is_the_same_step() -> None:
         [LUCIR(), LUCIR(Balanced(), K=1)],
         [PODNet(Balanced()), PODNet(Relaxed())],
     ):
-        nets = [Learner(m, memory=0, recipe=Recipe(epochs=1, batch=20)).learn(x, y).state_.net for m in group]
+        nets = [Learner(m, memory="all", recipe=Recipe(epochs=1, batch=20)).learn(x, y).state_.net for m in group]
         first = nets[0].state_dict()  # type: ignore[union-attr]
         for net in nets[1:]:
             assert all(torch.equal(v, first[k]) for k, v in net.state_dict().items())  # type: ignore[union-attr]
@@ -164,3 +164,36 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="does not go with ncm"):
         Learner(NCM(Standard(), mitigation="class-oversampling"), memory=5)
     assert replace(NCM(), loss=Balanced()).at_base() == ILBaseline()
+
+
+def test_joint_training_begins_anew_on_everything() -> None:
+    gen = torch.Generator().manual_seed(2)
+    y = torch.arange(120) % 4
+    x = torch.randint(0, 60, (120, 1, 8, 8), dtype=torch.uint8, generator=gen)
+    for i, k in enumerate(y.tolist()):
+        x[i, 0, 2 * k : 2 * k + 2] += 150
+    learner = Learner(Joint(), memory="all", recipe=Recipe(epochs=5, lr=0.05, batch=16))
+    learner.learn(x[y < 2], y[y < 2])
+    first = learner.state_.net
+    learner.learn(x[y >= 2], y[y >= 2])
+    net = learner.state_.net
+    assert first is not None and net is not None and learner.exemplars_ is not None
+    assert len(learner.exemplars_.y) == 120 and torch.equal(net.mean, first.mean)
+    assert (learner.predict(x) == y.numpy()).mean() > 0.95
+    with pytest.raises(UsageError, match="use memory all"):
+        Learner(Joint(), memory=20)
+
+
+def test_what_a_method_notes_is_saved_in_the_middle_of_a_step(tmp_path: Any) -> None:
+    class Counting(FineTuning):
+        name = "counting"
+
+        def after(self, s: Step, h: Tensor) -> None:
+            s.state["count"] = s.state.get("count", torch.zeros(())) + len(h)
+
+    gen = torch.Generator().manual_seed(3)
+    x, y = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8, generator=gen), torch.arange(40) % 4
+    learner = Learner(Counting(), memory=2, recipe=Recipe(epochs=2, batch=8))
+    for part in (y < 2, y >= 2):
+        learner.learn(x[part], y[part], lambda one: one.save(tmp_path / "half"))
+    assert learner.state_.extra["count"].item() == 40

@@ -279,12 +279,9 @@ def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
     assert next_of([b, c], [a], on) is c and next_of([b], [a, c], on) is None
     assert next_of([b], [a], Local(workers=3, store=None)) is b  # nothing is shared: nothing is waited for
     a.folder.mkdir()
-    lines = [json.dumps({"step": step}) + "\n" for step in (0, 0, 1)]
-    (a.folder / "metrics.jsonl").write_text("".join(lines[:2]))
+    (a.folder / "metrics.jsonl").write_text('{"step": 0}')
     assert in_base_step(a.folder) and next_of([b], [a], on) is None
-    (a.folder / "metrics.jsonl").write_text("".join(lines)[:-4])  # a line that is being written
-    assert in_base_step(a.folder)
-    (a.folder / "metrics.jsonl").write_text("".join(lines))
+    (a.folder / ".based").touch()
     assert not in_base_step(a.folder) and next_of([b], [a], on) is b
     assert next_of([b], [], on) is b  # whoever computed it is gone
 
@@ -306,4 +303,12 @@ def test_runs_come_from_a_file(
     assert len(list(out.glob("*/result.json"))) == 3
     file.write_text("# nothing\n")
     assert command(["sweep", "--runs", str(file)]) == 2 and "names no run" in capsys.readouterr().err
-    assert command(["sweep", "--runs", str(tmp_path / "nowhere")]) == 1
+    for text, code, words in (
+        ("il-baseline --loss 'open", 1, "no closing quotation"),
+        ("il-baseline --out elsewhere", 2, "--out is one for all runs"),
+        (None, 1, "cannot be read"),
+    ):
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_text(text)
+        assert command(["sweep", "--runs", str(file)]) == code and words in capsys.readouterr().err

@@ -26,6 +26,8 @@ from .watch import Watch
 if TYPE_CHECKING:
     from .run import Plan
 
+BASED = ".based"
+"""a file that says: this run has its base step, computed or taken over, and others can have it too"""
 BESIDES = ("preparing_", "evaluating_", "saving_")
 """what takes time besides training, and is noted for every step: compiling and recording, and the files"""
 
@@ -148,6 +150,7 @@ class Attempt:
             self.reused = {"steps": [*range(t + 1)], "seconds": seconds, "key": self.keys[t]}
             self.rewrite_metrics()
             self.watch.reused(t, seconds)
+            (self.folder / BASED).touch()
             return
 
     def at_epoch_end(self, learner: Learner) -> None:
@@ -171,6 +174,8 @@ class Attempt:
                     self.store.put(self.keys[e.step], lambda folder: learner.save(folder, note))
             except OSError as error:  # sharing is a convenience; the run goes on without
                 self.watch.say(f"step {e.step} cannot be shared with other runs: {error}")
+        if e.epoch == e.epochs:
+            (self.folder / BASED).touch()
         self.watch.epoch(e)
         if self.stopping:
             self.save_checkpoint()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -24,6 +25,9 @@ Steps = list[Callable[[], None]]
 
 WARM_UP = 3
 """calls before recording: libraries choose their algorithms, and what is allocated once is allocated"""
+
+RECORDING = threading.Lock()
+"""held while a step is recorded: the streams and the list of kernels to compile are one for the whole process"""
 
 log = logging.getLogger("equipoise")
 
@@ -81,7 +85,11 @@ def prepared(engine: Engine, make: Callable[[Engine], Steps], state: Sequence[Te
 def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
     """`step` as a CUDA graph that does the same to the same tensors; `state` is what it changes, left as it was."""
     before = [t.clone() for t in state]
+    with RECORDING:
+        return _captured(step, state, before)
 
+
+def _captured(step: Callable[[], None], state: Sequence[Tensor], before: Sequence[Tensor]) -> Callable[[], None]:
     def restore() -> None:
         with torch.no_grad():
             for t, old in zip(state, before):

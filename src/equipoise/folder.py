@@ -15,8 +15,9 @@ from .errors import BusyError, DataError, RunError, UsageError
 Result = dict[str, Any]
 RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
 """what every result has, besides its circumstances"""
-LATER = {"validation": 0.0}
-"""settings that older files do not name, and what they were then"""
+LATER = {"validation": 0.0, "mitigation": "none"}
+LATER_RECIPE = {"schedule": "steps", "clamp": 0.0}
+"""settings, of the run and of its recipe, that older files do not name, and what they were then"""
 
 
 @contextlib.contextmanager
@@ -42,7 +43,7 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     recorded = checkpoint.read_json(path)
     if not isinstance(recorded, dict):
         raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
-    there, here = flat_settings({**LATER, **recorded}), flat_settings(json.loads(json.dumps(settings)))
+    there, here = flat_settings(completed(recorded)), flat_settings(json.loads(json.dumps(settings)))
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
     if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
         differ = [k for k in differ if k != "order"]
@@ -51,6 +52,11 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
             k if len(str(here.get(k))) > 50 else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
         )
         raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
+
+
+def completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with what their file is too old to name."""
+    return {**LATER, **settings, "recipe": {**LATER_RECIPE, **settings.get("recipe", {})}}
 
 
 def flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -69,4 +75,4 @@ def read_result(folder: Path) -> Result:
     whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"] and result["run"]
     if not whole or not {"method", "loss", "dataset", "memory", "seed", "recipe"} <= result["run"].keys():
         raise DataError(f"{path} is not the result of a run: delete it and run again")
-    return {**result, "run": {**LATER, **result["run"]}}
+    return {**result, "run": completed(result["run"])}

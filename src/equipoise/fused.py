@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from . import kernels as K
 from .capture import Aside
@@ -50,7 +51,7 @@ class Training:
         """Mean and variance of what each batch norm saw, and how much that was."""
         count = self.count(way, sums.device)
         mean, square = (sums.sum(1) / (K.FORWARD.value * count[:, None])).unbind(1)
-        return mean, (square - mean * mean).clamp_min_(0), count
+        return mean, (square - mean * mean).clamp_min_(0).masked_fill_(square < 0, torch.nan), count
 
     def move_statistics(self, sums: Tensor, way: Pass) -> None:
         """Running means and variances, as `BatchNorm2d` moves them."""
@@ -111,6 +112,7 @@ class Function(torch.autograd.Function):
         return h, *(way.map(xs[end], plan.blocks[end - 1]) for end in plan.ends)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *wanted: Tensor | None) -> Any:
         """Gradients of weights, γ and β; none of the images."""
         net, way = ctx.net, ctx.way

@@ -39,7 +39,8 @@ def total(sums, which: tl.constexpr, c, unit: tl.constexpr):
 def moments(sums, c, count):
     """Mean and 1/σ of a batch norm's input, for channels c."""
     mean = total(sums, 0, c, FORWARD) / count
-    var = tl.maximum(total(sums, 1, c, FORWARD) / count - mean * mean, 0.0)
+    square = total(sums, 1, c, FORWARD) / count
+    var = tl.where(square < 0, float("nan"), tl.maximum(square - mean * mean, 0.0))  # the sum has gone out of range
     return mean, 1.0 / tl.sqrt(var + EPS)
 
 
@@ -122,7 +123,7 @@ def conv(
     if RESIDUAL:
         acc += tl.load(residual + to, live[:, None], 0.0).to(tl.float32)
     if RELU:
-        acc = tl.maximum(acc, 0.0)
+        acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + to, acc.to(y.dtype.element_ty), live[:, None])
 
 
@@ -144,7 +145,7 @@ def normalise(
             short = short * a2[None, :] + b2[None, :]
         z += short
     if RELU:
-        z = tl.maximum(z, 0.0)
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + at, z.to(out.dtype.element_ty), ok)
 
 

@@ -14,6 +14,9 @@ from torch.nn import functional as F
 from .data import Images, join
 from .errors import UsageError
 
+EVERYTHING = 10**12
+"""more images than any class has"""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -26,11 +29,13 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str | int) -> Budget:
-        """`20`: of every class; `total:2000`: in all, in equal shares; `0`: nothing."""
+        """`20`: of every class; `total:2000`: in all, in equal shares; `0`: nothing; `all`: everything."""
         word = str(text).strip()
+        if word == "all":
+            return cls(per_class=EVERYTHING)
         number = word.removeprefix("total:")
         if not number.isdecimal() or len(number) > 12:
-            raise UsageError(f"memory must be a number such as 20 (of every class), total:2000 or 0, not {word!r}")
+            raise UsageError(f"memory must be a number such as 20 (of every class), total:2000, 0 or all, not {word!r}")
         return cls(total=int(number)) if word != number else cls(per_class=int(number))
 
     def share(self, classes: int) -> int:
@@ -38,6 +43,8 @@ class Budget:
         return self.per_class if self.total is None else self.total // max(1, classes)
 
     def __str__(self) -> str:
+        if self.per_class == EVERYTHING:
+            return "all"
         return str(self.per_class) if self.total is None else f"total:{self.total}"
 
 

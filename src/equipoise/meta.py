@@ -33,13 +33,15 @@ Weights = dict[str, Tensor]
 def lookahead(weights: Weights, grads: Weights, momentum: Weights, lr: Tensor, recipe: Recipe) -> Weights:
     """θ*: where SGD with the recipe's momentum and weight decay would go from here."""
     w, g, b = ([group[name] for name in weights] for group in (weights, grads, momentum))
+    if recipe.clamp:
+        g = [one.clamp(-recipe.clamp, recipe.clamp) for one in g]
     move = torch._foreach_add(g, w, alpha=recipe.weight_decay)
     torch._foreach_add_(move, b, alpha=recipe.momentum)
     return dict(zip(weights, torch._foreach_sub(w, torch._foreach_mul(move, lr))))
 
 
 def validation_gradient(
-    net: Net, weights: Weights, x: Tensor, y: Tensor, features: Features | None = None
+    net: Net, weights: Weights, x: Tensor, y: Tensor, bf16: bool = False, features: Features | None = None
 ) -> list[Tensor]:
     """v: the gradient of the plain softmax cross-entropy of a balanced batch, at the given weights.
 
@@ -47,7 +49,8 @@ def validation_gradient(
     """
     at = {name: w.detach().requires_grad_() for name, w in weights.items()}
     buffers = {name: b.clone() for name, b in net.named_buffers()}
-    out = functional_call(net, {**at, **buffers}, (x, features))
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        out = functional_call(net, {**at, **buffers}, (x, features))
     loss = F.cross_entropy(full_precision(out.z), y)
     return list(torch.autograd.grad(loss, list(at.values()), materialize_grads=True))
 
@@ -85,6 +88,7 @@ def update_alpha(
     lr: Tensor,
     recipe: Recipe,
     alpha_lr: float,
+    bf16: bool = False,
     features: Features | None = None,
 ) -> None:
     """One update of α (and of λ) in place; `grads` are those of the objective on `batch` at the present α.
@@ -92,9 +96,11 @@ def update_alpha(
     `batch` is its labels, and what the net and the previous net said to it; `balanced` is images and labels.
     """
     d_alpha = influence(method, s, *batch, weights)
+    if recipe.clamp:  # what is clamped does not feel α
+        d_alpha = [d.where(g.abs() <= recipe.clamp, 0) for d, g in zip(d_alpha, grads.values())]
     with torch.no_grad():
         star = lookahead(weights, grads, momentum, lr, recipe)
-    v = validation_gradient(s.net, star, *balanced, features)
+    v = validation_gradient(s.net, star, *balanced, bf16, features)
     with torch.no_grad():
         alpha = s.state["alpha"]
         alpha.copy_((alpha - alpha_lr * hyper_gradient(d_alpha, v, lr)).clamp_min(SMALLEST))

@@ -72,6 +72,8 @@ class Refit:
     """how"""
     statistics: Literal["move", "rest"] = "rest"
     """whether batch norms use and move the statistics of batches, or rest"""
+    taught: bool = True
+    """whether the previous net goes on teaching, or the classification loss is all there is"""
 
 
 @dataclass
@@ -191,7 +193,7 @@ class Method:
         """What the largest of is the prediction (batch, N_t); `state` is what `after` noted."""
         return out.z
 
-    def first_rows(self, head: Head, h: Tensor, y: Tensor) -> None:
+    def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
         """Set the head's rows of new classes, from the embeddings that the previous net gives their images.
 
         y counts the new classes from 0. Not called in the base step, where there is no previous net.
@@ -200,7 +202,7 @@ class Method:
     def refit(self, s: Step) -> Refit | None:
         """A second stage after this step, once the memory has been chosen; None for none."""
         if self.mitigation == "balanced-finetuning":
-            return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)))
+            return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)), taught=False)
         return None
 
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor:

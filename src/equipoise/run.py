@@ -43,7 +43,7 @@ class Run:
     validation: float = 0.0
     """fraction of the training images of every class to set aside and measure on, instead of the test images"""
     memory: str = "20"
-    """exemplars kept: 20 of every class, total:2000 in all, or 0"""
+    """exemplars kept: 20 of every class, total:2000 in all, 0, or all"""
     select: Literal["herding", "random"] = "herding"
     """how exemplars are chosen"""
     recipe: Recipe | None = None

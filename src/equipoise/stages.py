@@ -27,28 +27,34 @@ def begin(learner: Learner, data: Images, names: list[Hashable]) -> Live:
     """The net with rows for the new classes, and nothing trained yet."""
     old, method, seed = learner.state_, learner.method, learner.seed
     t, shape = len(old.sizes), image_shape(data.x)
+    if t > 0:
+        method.check_memory(learner.budget_.share(len(old.classes)))
+    rows = len(names)
     if old.net is None or method.fresh:
-        given = learner.normalise
-        statistics = channel_statistics(data.x) if given is None else as_statistics(given, shape[0])
+        if old.net is not None:
+            statistics, rows = (old.net.mean, old.net.std), rows + len(old.classes)
+        elif learner.normalise is not None:
+            statistics = as_statistics(learner.normalise, shape[0])
+        else:
+            statistics = channel_statistics(data.x)
         net = new_net(method, shape, *statistics, generator(seed, t, "weights"))
         place(net, learner.device_)
-        net.head.widen(len(old.classes), generator(seed, t, "old rows"))
     else:
         net = copy.deepcopy(old.net).requires_grad_(True)
-    net.head.widen(len(names), generator(seed, t, "rows"))
+    net.head.widen(rows, generator(seed, t, "rows"))
     if t > 0 and not method.fresh and type(method).first_rows is not Method.first_rows:
         h = torch.cat([out.h for out in learner.outputs(data.x)])
-        method.first_rows(net.head, h, data.y - len(old.classes))
+        method.first_rows(net.head, h, data.y - len(old.classes), generator(seed, t, "first rows"))
     state = State(
         net,
         old.classes + names,
         (*old.sizes, len(names)),
         shape,
         Images(data.x[:0], data.y[:0]) if old.exemplars is None else old.exemplars,
-        dict(old.extra),
+        {name: noted.clone() for name, noted in old.extra.items()},
         list(old.alphas),
     )
-    if isinstance(method.loss, Meta) and t > 0:
+    if isinstance(method.loss, Meta) and t > 0 and method.learns(t):
         state.extra["alpha"] = torch.ones((), device=learner.device_)
     momentum = {name: torch.zeros_like(w) for name, w in net.named_parameters()}
     return Live(state, Position(momentum), data.fingerprint())
@@ -157,6 +163,8 @@ def refit(learner: Learner, live: Live) -> None:
     asked = method.refit(step)
     if asked is None:
         return
+    if not asked.taught:
+        step.teacher = None
     for w in state.net.head.refitted():
         w.requires_grad_(True)
     at = Position({name: torch.zeros_like(w) for name, w in trained(step).items()})

@@ -8,7 +8,6 @@ whoever is computing it (`Store.claim`).
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from typing import NoReturn
 
 import torch
 
+from .attempt import BASED
 from .errors import BusyError, DataError, UsageError, first_line, sentence
 from .folder import Result, read_result
 from .run import Run, run
@@ -118,12 +118,8 @@ def next_of(waiting: Sequence[Job], busy: Sequence[Job], on: Local) -> Job | Non
 
 
 def in_base_step(folder: Path) -> bool:
-    """Whether the run of a folder has not come to its second step yet, as far as can be seen."""
-    try:
-        *_, last = (folder / "metrics.jsonl").read_text().splitlines()
-        return bool(json.loads(last)["step"] == 0)
-    except (OSError, ValueError, KeyError):  # nothing is there, or it is being written
-        return True
+    """Whether the run of a folder neither has its base step nor is done."""
+    return not any((folder / name).exists() for name in (BASED, "result.json"))
 
 
 def started(job: Job, on: Local) -> SpawnProcess:

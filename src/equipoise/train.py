@@ -21,7 +21,7 @@ from .data import Images
 from .errors import RunError
 from .losses import Meta
 from .method import Method, Recipe, Step
-from .nets import Features, LinearTrunk, ResNet32
+from .nets import Backbone, Features, LinearTrunk, ResNet32
 from .randomness import generator
 
 HELD_BATCH = 128
@@ -212,11 +212,10 @@ def fit(
         loss = method.objective(s, y, out, ref)
         if update_alpha and learned is not None:
             grads = gradient(loss, weights, again=True)
-            found = held.take()
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-                meta.update_alpha(
-                    method, s, (y, out, ref), found, weights, grads, at.momentum, lr, recipe, learned.alpha_lr, ahead
-                )
+            batches_of = (y, out, ref), held.take()
+            meta.update_alpha(
+                method, s, *batches_of, weights, grads, at.momentum, lr, recipe, learned.alpha_lr, bf16, ahead
+            )
             loss = method.objective(s, y, out, ref)
         grads = gradient(loss, weights)
         if recipe.clamp:
@@ -256,6 +255,8 @@ def fit(
         seconds = time.perf_counter() - began
         if not math.isfinite(mean):
             advice = "lower --lr" if learned is None else "lower --lr or --alpha-lr"
+            if stage != "train":
+                advice = "the classifier is refitted with a rate of its own: leave that out"
             raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; {advice}")
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
@@ -273,7 +274,7 @@ def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Fea
     if engine == "compiled":
         return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
     if engine == "fused":
-        known = all(net is None or isinstance(net.backbone, (ResNet32, LinearTrunk)) for net in (s.net, s.teacher))
+        known = all(net is None or has_kernels(net.backbone) for net in (s.net, s.teacher))
         if not (bf16 and known and all(side % 4 == 0 for side in s.data.x.shape[2:])):
             raise UnfitError  # the kernels halve the sides twice, and count in bf16
         from .fused import Frozen, Training  # needs Triton, which comes with torch for GPUs
@@ -281,6 +282,14 @@ def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Fea
         net = Training(s.net) if s.net.training else Frozen(s.net)
         return net, None if s.teacher is None else Frozen(s.teacher)
     return None, None
+
+
+def has_kernels(backbone: Backbone) -> bool:
+    """Whether our kernels compute what this backbone does: it is one of theirs, and nobody has changed it."""
+    norms = [m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    usual = all(m.eps == 1e-5 and m.momentum == 0.1 and m.affine and m.track_running_stats for m in norms)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
+    return type(backbone) in (ResNet32, LinearTrunk) and usual and not hooked
 
 
 def gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:

@@ -6,7 +6,7 @@ import itertools
 import shlex
 from pathlib import Path
 
-from .errors import UsageError
+from .errors import DataError, UsageError
 
 
 def taken(flag: str, argv: list[str]) -> tuple[list[str], str | None]:
@@ -34,7 +34,17 @@ def every_choice(argv: list[str]) -> list[list[str]]:
 
 def run_lines(file: Path) -> list[list[str]]:
     """The words of each line that is not empty; # begins a comment."""
-    lines = [words for line in file.read_text().splitlines() if (words := shlex.split(line, comments=True))]
+    lines = []
+    try:
+        for line in file.read_text().splitlines():
+            if words := shlex.split(line, comments=True):
+                lines.append(words)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({(error.strerror or 'error').lower()}): name a file of runs") from None
+    except ValueError as error:
+        raise DataError(f"{file} is not a file of runs: {str(error).lower()}") from None
+    if any(word.split("=")[0] == "--out" for words in lines for word in words):
+        raise UsageError(f"{file}: --out is one for all runs of a sweep")
     if not lines:
         raise UsageError(f"{file} names no run: write the words of one on each line, such as il-baseline --seed 0")
     return lines

@@ -7,13 +7,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..errors import UsageError
+from ..memory import EVERYTHING
 from ..method import Method, Out, Step
 from .il_baseline import ILBaseline
 
 
 @dataclass(frozen=True)
 class FineTuning(Method):
-    """The classification loss and nothing else: no distillation; what forgetting is."""
+    """The classification loss and nothing else: without memory, what forgetting is; with one, plain replay."""
 
     name: ClassVar[str] = "fine-tuning"
 
@@ -28,10 +30,16 @@ class FineTuning(Method):
 
 @dataclass(frozen=True)
 class Joint(Method):
-    """A new net in every step, trained on all classes so far; on all their images if the memory keeps that many."""
+    """A new net in every step, trained on all images of all classes so far: needs a memory that keeps them all."""
 
     name: ClassVar[str] = "joint"
     fresh: ClassVar[bool] = True
+
+    def check_memory(self, *shares: int) -> None:
+        """All or nothing."""
+        super().check_memory(*shares)
+        if min(shares) < EVERYTHING:
+            raise UsageError("joint training is on all images of all classes: use memory all")
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """L_c."""

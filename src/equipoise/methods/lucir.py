@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -68,7 +69,7 @@ class LUCIR(Method):
             return super().recipe(shape)
         return Recipe(epochs=160, milestones=(0.5, 0.75), weight_decay=5e-4)
 
-    def first_rows(self, head: Head, h: Tensor, y: Tensor) -> None:
+    def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
         """The direction of the mean of the normalised embeddings of each class."""
         if self.imprint:
             assert isinstance(head, CosineHead)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
@@ -78,15 +79,16 @@ class PODNet(Method):
             return super().recipe(shape)
         return Recipe(epochs=160, schedule="cosine", weight_decay=5e-4, clamp=5.0)
 
-    def first_rows(self, head: Head, h: Tensor, y: Tensor) -> None:
+    def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
         """The centres of a k-means of each class's normalised embeddings."""
         assert isinstance(head, ProxyHead)
         h = F.normalize(h.double(), dim=1).cpu()
         centres = []
         for c in range(int(y.max()) + 1):
-            own = h[y.cpu() == c].numpy()
+            own = np.unique(h[y.cpu() == c].numpy(), axis=0)  # k-means warns of clusters that are one point
             count = min(head.per_class, len(own))
-            found = torch.from_numpy(KMeans(count, n_init=10, random_state=0).fit(own).cluster_centers_)
+            seed = int(torch.randint(2**31, (), generator=gen))
+            found = torch.from_numpy(KMeans(count, n_init=10, random_state=seed).fit(own).cluster_centers_)
             centres.append(found[torch.arange(head.per_class) % count])
         head.imprint(torch.cat(centres).to(head.new))
 
