@@ -67,6 +67,8 @@ def refused(method: str, loss: Loss, memory: Any) -> str | None:
         return "memory of at least 2"
     if loss == Relaxed(0) and memory not in (0, "total:0"):
         return "epsilon 0"
+    if method == "joint" and loss != Standard():
+        return "use the standard loss"
     if method == "joint" and memory != "all":
         return "use memory all"
     return None
@@ -92,16 +94,10 @@ def test_contract(method: str, loss: str, memory: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["balanced", "meta"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"joint"}))
 def test_contract_in_bf16(method: str, loss: str, tmp_path: Path) -> None:
     check_contract(
-        {
-            "method": METHODS[method](loss=KINDS[loss]),
-            "memory": "all" if method == "joint" else 4,
-            "recipe": RECIPE,
-            "precision": "bf16",
-        },
-        tmp_path,
+        {"method": METHODS[method](loss=KINDS[loss]), "memory": 4, "recipe": RECIPE, "precision": "bf16"}, tmp_path
     )
 
 
@@ -207,7 +203,8 @@ def test_augmentation_and_statistics_survive_saving(tmp_path: Path) -> None:
 def test_meta_is_refused_without_two_exemplars_per_class(method: str, memory: int | str) -> None:
     with pytest.raises(UsageError, match="memory of at least 2"):
         Learner(METHODS[method](loss=Meta()), memory)
-    Learner(METHODS[method](loss=Meta()), "all" if method == "joint" else 2)
+    if method != "joint":
+        Learner(METHODS[method](loss=Meta()), 2)
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, "0", "0%", "0.0 %"])
@@ -216,7 +213,8 @@ def test_relaxed_0_is_refused_with_memory(method: str, epsilon: float | str) -> 
     for memory in (1, "total:10"):
         with pytest.raises(UsageError, match="epsilon 0"):
             Learner(METHODS[method](loss=Relaxed(epsilon)), memory)
-    Learner(METHODS[method](loss=Relaxed(epsilon)), 0)
+    if method != "joint":
+        Learner(METHODS[method](loss=Relaxed(epsilon)), 0)
 
 
 def test_meta_is_refused_in_the_step_whose_share_is_too_small(tmp_path: Path) -> None:

@@ -182,6 +182,17 @@ def test_joint_training_begins_anew_on_everything() -> None:
     assert (learner.predict(x) == y.numpy()).mean() > 0.95
     with pytest.raises(UsageError, match="use memory all"):
         Learner(Joint(), memory=20)
+    with pytest.raises(UsageError, match="nothing to balance"):
+        Learner(Joint(Balanced()), memory="all")
+
+
+def test_meta_holds_out_a_part_of_everything() -> None:
+    gen = torch.Generator().manual_seed(3)
+    x, y = torch.randint(0, 256, (80, 1, 8, 8), dtype=torch.uint8, generator=gen), torch.arange(80) % 4
+    learner = Learner(ILBaseline(Meta(every=2)), memory="all", recipe=Recipe(epochs=2, batch=8))
+    for part in (y < 2, y >= 2):
+        learner.learn(x[part], y[part])
+    assert learner.alphas_[0] is None and learner.alphas_[1] != 1
 
 
 def test_what_a_method_notes_is_saved_in_the_middle_of_a_step(tmp_path: Any) -> None:

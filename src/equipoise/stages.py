@@ -32,7 +32,7 @@ def begin(learner: Learner, data: Images, names: list[Hashable]) -> Live:
     rows = len(names)
     if old.net is None or method.fresh:
         if old.net is not None:
-            statistics, rows = (old.net.mean, old.net.std), rows + len(old.classes)
+            statistics, rows = (old.net.mean.clone(), old.net.std.clone()), rows + len(old.classes)
         elif learner.normalise is not None:
             statistics = as_statistics(learner.normalise, shape[0])
         else:
@@ -116,8 +116,8 @@ def hold_out(learner: Learner, images: Images, n_old: int, t: int) -> tuple[Imag
     assert isinstance(loss, Meta)
     share = learner.budget_.share(n_old)
     loss.check_memory(share)
-    h = loss.held(share)
     counts = torch.bincount(images.y)
+    h = loss.held(int(counts.min()) if share == memory.EVERYTHING else share)
     if int(counts.min()) <= h:
         few = learner.classes_[int(counts.argmin())]
         raise UsageError(

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..errors import UsageError
+from ..losses import Standard
 from ..memory import EVERYTHING
 from ..method import Method, Out, Step
 from .il_baseline import ILBaseline
@@ -36,8 +37,10 @@ class Joint(Method):
     fresh: ClassVar[bool] = True
 
     def check_memory(self, *shares: int) -> None:
-        """All or nothing."""
+        """All images, which are balanced: no remedy is needed."""
         super().check_memory(*shares)
+        if not isinstance(self.loss, Standard) or self.mitigation != "none":
+            raise UsageError("joint training has nothing to balance: use the standard loss, and no mitigation")
         if min(shares) < EVERYTHING:
             raise UsageError("joint training is on all images of all classes: use memory all")
 
