@@ -269,7 +269,7 @@ def test_the_recipes_are_those_of_the_original() -> None:
     recipe = LUCIR().recipe((3, 32, 32))
     assert (recipe.epochs, recipe.batch, recipe.momentum, recipe.weight_decay, recipe.clamp) == (160, 128, 0.9, 5e-4, 0)
     assert [recipe.lr_at(k) for k in (0, 79, 80, 119, 120, 159)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3, 1e-3])
-    refit = LUCIR(finetune=True).refit(step(Standard(), [1.0] * 5, (3, 2)))
+    refit = LUCIR(finetune=True).refit()
     assert refit is not None and refit.statistics == "rest"
     again = refit.recipe
     assert (again.epochs, again.batch, again.momentum, again.weight_decay) == (20, 128, 0.9, 5e-4)

@@ -249,7 +249,7 @@ def test_the_recipes_are_those_of_the_original() -> None:
     assert (r.epochs, r.batch, r.momentum, r.weight_decay, r.clamp) == (160, 128, 0.9, 5e-4, 5)
     part = {0: 1.0, 40: (1 + math.sqrt(0.5)) / 2, 80: 0.5, 120: (1 - math.sqrt(0.5)) / 2, 160: 0.0}
     assert [r.lr_at(k) for k in part] == pytest.approx([0.1 * f for f in part.values()], abs=1e-15)
-    refit = p.refit(step(Standard(), [1.0] * 5, (3, 2)))
+    refit = p.refit()
     assert refit is not None and refit.statistics == "move" and {refit.recipe.lr_at(k) for k in range(20)} == {0.05}
     r = refit.recipe
     assert (r.epochs, r.batch, r.momentum, r.weight_decay, r.clamp) == (20, 128, 0.9, 5e-4, 5)

@@ -48,7 +48,7 @@ DIGITS = datasets.load("digits")
 
 FIELDS = {
     *("average_incremental_accuracy", "average_incremental_accuracy_top5", "steps", "final", "forgetting"),
-    *("confusion", "class_order", "alpha", "run", "reused", "versions", "hardware", "seconds"),
+    *("confusion", "class_order", "alpha", "run", "refit", "reused", "versions", "hardware", "seconds"),
 }
 STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step"}
 SETTINGS = {"method", "loss", "alpha", "epsilon", "dataset", "base", "steps", "memory", "order", "seed"}

@@ -20,7 +20,7 @@ from equipoise.methods.lucir import LUCIR
 from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
 from equipoise.methods.slda import SLDA
-from equipoise.run import Run, prepare
+from equipoise.run import Run, prepare, run
 
 D = 6
 
@@ -208,3 +208,11 @@ def test_what_a_method_notes_is_saved_in_the_middle_of_a_step(tmp_path: Any) -> 
     for part in (y < 2, y >= 2):
         learner.learn(x[part], y[part], lambda one: one.save(tmp_path / "half"))
     assert learner.state_.extra["count"].item() == 40
+
+
+def test_the_record_says_how_the_classifier_was_refitted(tmp_path: Any) -> None:
+    quick = {"dataset": "digits", "device": "cpu", "recipe": Recipe(epochs=1), "steps": 1, "memory": "2"}
+    refits = [run(Run(m, **quick), tmp_path / str(k))["refit"] for k, m in enumerate((PODNet(), PODNet(Balanced())))]
+    assert refits[1] is None
+    assert refits[0]["recipe"]["epochs"] == 20 and refits[0]["recipe"]["lr"] == 0.05
+    assert (refits[0]["statistics"], refits[0]["taught"]) == ("move", True)

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,6 +223,7 @@ class Attempt:
             "confusion": self.confusion.tolist(),
             "class_order": plan.order,
             "run": {k: v for k, v in plan.settings.items() if k != "class_order"},
+            "refit": None if (refit := plan.run.method.refit()) is None else asdict(refit),
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),
             "versions": versions(),

@@ -199,8 +199,8 @@ class Method:
         y counts the new classes from 0. Not called in the base step, where there is no previous net.
         """
 
-    def refit(self, s: Step) -> Refit | None:
-        """A second stage after this step, once the memory has been chosen; None for none."""
+    def refit(self) -> Refit | None:
+        """A second stage after every step but the base step, once the memory has been chosen; None for none."""
         if self.mitigation == "balanced-finetuning":
             return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)), taught=False)
         return None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from . import checkpoint, mitigation, record
-from .attempt import Attempt
+from .attempt import BASED, Attempt
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load, split
 from .errors import check
@@ -213,4 +213,5 @@ def run(
         plan.learner.rename(dict(enumerate(plan.order))).save(folder / "model")
         checkpoint.write_json(recorded, result)
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        (folder / BASED).unlink(missing_ok=True)
         return result

@@ -159,10 +159,10 @@ def refit(learner: Learner, live: Live) -> None:
     """
     state, method = live.state, learner.method
     assert state.net is not None and state.exemplars is not None
-    step = step_on(learner, live, state.exemplars, None, state.exemplars)
-    asked = method.refit(step)
+    asked = method.refit()
     if asked is None:
         return
+    step = step_on(learner, live, state.exemplars, None, state.exemplars)
     if not asked.taught:
         step.teacher = None
     for w in state.net.head.refitted():

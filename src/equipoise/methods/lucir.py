@@ -76,8 +76,8 @@ class LUCIR(Method):
             means = h.new_zeros(len(head.new), h.shape[1]).index_add(0, y, F.normalize(h, dim=1))
             head.imprint(F.normalize(means, dim=1))
 
-    def refit(self, s: Step) -> Refit | None:
+    def refit(self) -> Refit | None:
         """20 epochs with learning rate 0.01, ×0.1 after 10; batch norms rest."""
         if not self.finetune or not isinstance(self.loss, Standard):
-            return super().refit(s)
+            return super().refit()
         return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,), weight_decay=5e-4))

@@ -92,7 +92,7 @@ class PODNet(Method):
             centres.append(found[torch.arange(head.per_class) % count])
         head.imprint(torch.cat(centres).to(head.new))
 
-    def refit(self, s: Step) -> Refit | None:
+    def refit(self) -> Refit | None:
         """20 epochs with learning rate 0.05; batch norms go on moving."""
         if not self.finetune or not isinstance(self.loss, Standard):
             return None
