@@ -281,7 +281,7 @@ def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
     a.folder.mkdir()
     (a.folder / "metrics.jsonl").write_text('{"step": 0}')
     assert in_base_step(a.folder) and next_of([b], [a], on) is None
-    (a.folder / ".based").touch()
+    (a.folder / "based").touch()
     assert not in_base_step(a.folder) and next_of([b], [a], on) is b
     assert next_of([b], [], on) is b  # whoever computed it is gone
 

@@ -27,7 +27,7 @@ from .watch import Watch
 if TYPE_CHECKING:
     from .run import Plan
 
-BASED = ".based"
+BASED = "based"
 """a file that says: this run has its base step, computed or taken over, and others can have it too"""
 BESIDES = ("preparing_", "evaluating_", "saving_")
 """what takes time besides training, and is noted for every step: compiling and recording, and the files"""
