@@ -10,10 +10,7 @@ from torch.nn import functional as F
 
 from . import kernels as K
 from .launch import launch
-from .nets import Block, LinearBlock, LinearTrunk, Net, ResNet32
-
-NETS = (ResNet32, LinearTrunk)
-"""the backbones that there are kernels for"""
+from .nets import RESIDUAL, Block, LinearBlock, Net
 
 STEM = 16
 """channels that the stem reads: those of an image, and zeros"""
@@ -54,7 +51,7 @@ class Plan:
 
     def __init__(self, whole: Net, dtype: torch.dtype) -> None:
         net = whole.backbone
-        assert isinstance(net, NETS) and net.conv.in_channels == whole.mean.numel() == whole.std.numel()
+        assert isinstance(net, RESIDUAL) and net.conv.in_channels == whole.mean.numel() == whole.std.numel()
         self.net, self.dtype = whole, dtype
         self.layers: list[Layer] = []
         self.blocks: list[Group] = []

@@ -41,10 +41,20 @@ class Backbone(nn.Module):
 
     width: int
     """of the embedding"""
+    stages: nn.ModuleList
+    """one after the other; the embedding is the mean over the pixels of the last one's output"""
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
         raise TypeError("a backbone says how it computes")
+
+    def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of what goes into the first stage."""
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return x.mean((2, 3)), maps
 
     def initialise(self, gen: torch.Generator) -> None:
         """He initialisation (fan out) of the convolutions; batch norm starts as the identity."""
@@ -100,11 +110,7 @@ class ResNet32(Backbone):
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
         x = F.relu(self.bn(self.conv(x)))
-        maps = []
-        for stage in self.stages:
-            x = stage(x)
-            maps.append(x)
-        return x.mean((2, 3)), maps
+        return self.staged(x)
 
 
 class LinearBlock(nn.Module):
@@ -155,11 +161,11 @@ class LinearTrunk(Backbone):
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
         x = F.relu(self.bn(self.conv(x)))
-        maps = []
-        for stage in self.stages:
-            x = stage(x)
-            maps.append(x)
-        return x.mean((2, 3)), maps
+        return self.staged(x)
+
+
+RESIDUAL = (ResNet32, LinearTrunk)
+"""the backbones that there are kernels for"""
 
 
 class SmallNet(Backbone):
@@ -178,11 +184,7 @@ class SmallNet(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
-        maps = []
-        for stage in self.stages:
-            x = stage(x)
-            maps.append(x)
-        return x.mean((2, 3)), maps
+        return self.staged(x)
 
 
 Features = Callable[[Tensor], tuple[Tensor, list[Tensor]]]

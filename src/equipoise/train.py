@@ -21,7 +21,7 @@ from .data import Images
 from .errors import RunError
 from .losses import Meta
 from .method import Method, Recipe, Step
-from .nets import Backbone, Features, LinearTrunk, ResNet32
+from .nets import RESIDUAL, Backbone, Features
 from .randomness import generator
 
 HELD_BATCH = 128
@@ -289,7 +289,7 @@ def has_kernels(backbone: Backbone) -> bool:
     norms = [m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     usual = all(m.eps == 1e-5 and m.momentum == 0.1 and m.affine and m.track_running_stats for m in norms)
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
-    return type(backbone) in (ResNet32, LinearTrunk) and usual and not hooked
+    return type(backbone) in RESIDUAL and usual and not hooked
 
 
 def gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:
