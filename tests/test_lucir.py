@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from squares import images
 from torch import Tensor
 from torch.func import functional_call
 
@@ -62,15 +63,6 @@ def cosine_head(*sizes: int, width: int = 6) -> CosineHead:
         head.new.mul_(torch.arange(1.0, 1 + len(head.new))[:, None])
         head.scale.fill_(1.7)
     return head
-
-
-def images(classes: range, each: int = 12) -> tuple[Tensor, list[int]]:
-    """Noise with a bright square whose place tells the class."""
-    gen, y = torch.Generator().manual_seed(classes.start), [c for c in classes for _ in range(each)]
-    x = torch.randint(0, 120, (len(y), 1, 8, 8), generator=gen, dtype=torch.uint8)
-    for i, c in enumerate(y):
-        x[i, 0, c : c + 2, 1:6] += 100
-    return x, y
 
 
 FAST = Recipe(epochs=2, lr=0.05, batch=16, weight_decay=0.05)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from squares import images
 from torch import Tensor
 
 from equipoise import Balanced, ILBaseline, Learner, Meta, Method, Out, Recipe, Relaxed, Step, UsageError, stages
@@ -57,15 +58,6 @@ def step(n: list[int], n_old: int) -> Step:
     data = Images(torch.empty(len(y), 1, 8, 8, dtype=torch.uint8), y)
     counts, sizes = torch.tensor(n).float(), (n_old, len(n) - n_old) if n_old else (len(n),)
     return Step(len(sizes) - 1, n_old, sizes, counts, torch.ones(len(n)), data, None, None, None)  # type: ignore[arg-type]
-
-
-def images(classes: range, each: int = 12) -> tuple[Tensor, list[int]]:
-    """Noise with a bright square whose place tells the class."""
-    gen, y = torch.Generator().manual_seed(classes.start), [c for c in classes for _ in range(each)]
-    x = torch.randint(0, 120, (len(y), 1, 8, 8), generator=gen, dtype=torch.uint8)
-    for i, c in enumerate(y):
-        x[i, 0, c : c + 2, 1:6] += 100
-    return x, y
 
 
 STEPS = (range(3), range(3, 5))
