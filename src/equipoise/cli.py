@@ -48,7 +48,7 @@ class Flags(Run):
     """balanced: importance of old classes in the softmax; below 1, they are protected more"""
     epsilon: Annotated[str | None, _hint("0.2%")] = None
     """relaxed: λ of old classes, a count or a percentage of the images of the largest new class"""
-    alpha_lr: Annotated[float | None, _hint("1.0")] = None
+    alpha_lr: Annotated[float | None, _hint("10.0")] = None
     """meta: learning rate of α; not in the paper, whose algorithm prints none (that is, 1)"""
     every: Annotated[int | None, _hint("10")] = None
     """meta: optimisation steps from one update of α to the next"""

@@ -193,8 +193,8 @@ class Meta(Loss):
     """Meta balanced softmax cross-entropy (Algorithm 1): Balanced, with α learned on a balanced hold-out B_t."""
 
     name: ClassVar[str] = "meta"
-    alpha_lr: float = 1.0
-    """learning rate of α; not in the paper, whose algorithm prints none (that is, 1)"""
+    alpha_lr: float = 10.0
+    """learning rate of α; not in the paper, whose algorithm prints none (that is, 1): results/README.md has the choice"""
     every: int = 10
     """optimisation steps from one update of α to the next"""
     hold: float = 0.1

@@ -60,7 +60,7 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
 def label(result: Result) -> str:
     """A run's loss in a few words, with what was set by hand."""
     s = result["run"]
-    more = {"balanced": ("alpha", 1.0, "α"), "relaxed": ("epsilon", "0.2%", "ε"), "meta": ("alpha_lr", 1.0, "α lr")}
+    more = {"balanced": ("alpha", 1.0, "α"), "relaxed": ("epsilon", "0.2%", "ε"), "meta": ("alpha_lr", 10.0, "α lr")}
     name, default, letter = more.get(s["loss"], ("", None, ""))
     value = s.get(name, default)
     return str(s["loss"]).capitalize() + ("" if value == default else f" {letter} {value}")
