@@ -33,6 +33,8 @@ from .randomness import generator
 
 SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
 """The data sets that `load` knows, and the shape of their images: channels, height, width."""
+COUNTS = {"digits": (140,) * 10, "cifar100": (500,) * 100}
+"""how many training images each of their classes has: to plan runs without reading any"""
 
 # The official files of CIFAR-100: where a person finds them, what is downloaded where there are none, the two
 # forms (the archive's name, then its files for training and testing) and the published checksums.
@@ -63,7 +65,7 @@ tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 CIFAR100_CLASSES: tuple[str, ...] = tuple(_CIFAR100.split())
 """The names of the fine labels 0 to 99, which are in alphabetical order."""
 
-DIGITS_TRAIN = 140
+DIGITS_TRAIN = COUNTS["digits"][0]
 """Training images of each digit: equally many, and at least 34 of each are left for testing."""
 
 

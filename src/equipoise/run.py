@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from . import checkpoint, mitigation, record
+from . import checkpoint, methods, mitigation, record
 from .attempt import BASED, Attempt
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load, split
-from .errors import check
+from .errors import check, unknown
 from .folder import Result, agree, locked, read_result
 from .inputs import image_shape
 from .learner import Learner
+from .losses import LOSSES
 from .memory import Budget
 from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
@@ -107,13 +109,60 @@ class Plan:
         """How many images each step trains on, over all epochs: for the time left."""
         recipe, _ = self.learner.settings_for(image_shape(self.train.x))
         counts = torch.bincount(self.train.y).tolist()
-        totals = []
-        for t in range(len(self.sizes)):
-            old, now = self.edges(t)
-            kept = [min(self.learner.budget_.share(old), c) for c in counts[:old]]
-            images = mitigation.length(self.run.method.mitigation, kept, counts[old:now])
-            totals.append(recipe.epochs * images if self.run.method.learns(t) else 0)
-        return totals
+        return training_images(self.run.method, recipe, self.learner.budget_, self.sizes, counts)
+
+
+def asked(run: Run, classes: int, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """What a run asks for, made definite for a data set of that many classes and images of that shape.
+
+    All of it is known without the data. Two runs that agree in it are the same, on whatever machine they are done.
+    """
+    base = run.base if run.base is not None else classes // 2
+    steps = 5 if run.steps is None and run.increment is None else run.steps
+    sizes = step_sizes(classes, base, steps, run.increment)
+    return {
+        **record.flat(run.method),
+        "dataset": run.dataset,
+        "base": base,
+        "steps": len(sizes) - 1,
+        "increment": sizes[1],
+        "order": run.order,
+        "validation": float(run.validation),
+        "memory": str(Budget.parse(run.memory)),
+        "select": run.select,
+        "seed": int(run.seed),
+        "recipe": record.describe(run.recipe or run.method.recipe(shape)),
+    }
+
+
+def run_from(settings: Mapping[str, Any]) -> Run:
+    """The run that was recorded with these settings; a setting that came later is what it is by default."""
+    kind = methods.named(settings["method"])
+    if settings["loss"] not in LOSSES:
+        raise unknown("loss", str(settings["loss"]), LOSSES)
+    loss_kind = LOSSES[settings["loss"]]
+    loss = loss_kind(**_given(loss_kind, {k: v for k, v in settings.items() if v is not None}))
+    method = kind(**{**_given(kind, settings), "loss": loss})
+    same = ("dataset", "base", "steps", "order", "validation", "memory", "select", "seed")
+    return Run(method, recipe=record.recipe_from(settings["recipe"]), **{k: settings[k] for k in same if k in settings})
+
+
+def _given(kind: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    values = {f.name: settings[f.name] for f in fields(kind) if f.name in settings}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def training_images(
+    method: Method, recipe: Recipe, budget: Budget, sizes: Sequence[int], counts: Sequence[int]
+) -> list[int]:
+    """How many images each step trains on, over all epochs, where class k has counts[k] of them."""
+    totals = []
+    for t in range(len(sizes)):
+        old, now = sum(sizes[:t]), sum(sizes[: t + 1])
+        kept = [min(budget.share(old), c) for c in counts[:old]]
+        images = mitigation.length(method.mitigation, kept, list(counts[old:now]))
+        totals.append(recipe.epochs * images if method.learns(t) else 0)
+    return totals
 
 
 def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: Dataset | None = None) -> Plan:
@@ -126,9 +175,8 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
     loaded = loaded or load(run.dataset, data, progress)
     classes = len(loaded.classes)
     order = class_order(run.order, classes)
-    base = run.base if run.base is not None else classes // 2
-    steps = 5 if run.steps is None and run.increment is None else run.steps
-    sizes = step_sizes(classes, base, steps, run.increment)
+    settings = asked(run, classes, image_shape(loaded.train.x))
+    sizes = (settings["base"],) + (settings["increment"],) * settings["steps"]
     run.method.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
     learner = _learner(run, budget, augment=loaded.augment, normalise=(loaded.mean, loaded.std))
     # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
@@ -136,23 +184,11 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
     position[torch.tensor(order)] = torch.arange(classes)
     parts = split(loaded, run.validation, run.seed)
     train, test = (Images(part.x, position[part.y]).to(learner.device_) for part in parts)
-    recipe, _ = learner.settings_for(image_shape(train.x))
-    settings = {
-        **record.flat(run.method),
+    settings |= {
         "method_code": method_code(run.method),
-        "dataset": run.dataset,
-        "base": base,
-        "steps": len(sizes) - 1,
-        "increment": sizes[1],
-        "order": run.order,
         "class_order": order,
-        "validation": run.validation,
-        "memory": str(budget),
-        "select": run.select,
-        "seed": run.seed,
         "device": learner.device_.type,
         "precision": "bf16" if learner.bf16_ else "fp32",
-        "recipe": record.describe(recipe),
         "augment": record.describe(loaded.augment),
         "normalise": [list(loaded.mean), list(loaded.std)],
         "data": loaded.fingerprint,

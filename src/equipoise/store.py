@@ -22,9 +22,9 @@ import torch
 from . import checkpoint
 from .record import digest
 
-NOT_NUMERIC = {"__main__", "bench", "cli", "demo", "errors", "figures", "folder", "machine", "show", "sweep", "watch"}
-"""modules that cannot change a result"""
-
+NOT_NUMERIC = {"__main__", "bench", "cli", "compare", "demo", "errors", "figures", "folder", "machine", "paper"}
+NOT_NUMERIC |= {"report", "show", "speed", "sweep", "watch", "words"}
+"""modules and folders that cannot change a result"""
 
 UNKNOWN = "unknown"
 
@@ -40,8 +40,9 @@ def code_fingerprint() -> str:
     h = hashlib.sha256()
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):
-        if path.stem not in NOT_NUMERIC:
-            h.update(str(path.relative_to(root)).encode() + path.read_bytes())
+        inside = path.relative_to(root)
+        if inside.parts[0].removesuffix(".py") not in NOT_NUMERIC:
+            h.update(str(inside).encode() + path.read_bytes())
     return h.hexdigest()[:16]
 
 

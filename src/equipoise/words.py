@@ -1,12 +1,19 @@
-"""The words of a command line, before anybody knows what they mean."""
+"""The words of a command line: before anybody knows what they mean, and those that a run would be asked for with."""
 
 from __future__ import annotations
 
 import itertools
 import shlex
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from .datasets import COUNTS, SHAPES
 from .errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from .run import Run
 
 
 def taken(flag: str, argv: list[str]) -> tuple[list[str], str | None]:
@@ -48,3 +55,35 @@ def run_lines(file: Path) -> list[list[str]]:
     if not lines:
         raise UsageError(f"{file} names no run: write the words of one on each line, such as il-baseline --seed 0")
     return lines
+
+
+def command(run: Run) -> str:
+    """The command that does a run: what most readers look for is always there, the rest where it is unusual."""
+    usual = type(run)(method=run.method)
+    said = [
+        *_flags(run.method, type(run.method)(), skip=("loss",)),
+        *_flags(run.method.loss, type(run.method.loss)()),
+        *("--dataset", run.dataset),
+        *(() if run.base in (None, len(COUNTS.get(run.dataset, ())) // 2) else ("--base", str(run.base))),
+        *(("--steps", str(run.steps)) if run.steps is not None else ()),
+        *("--memory", run.memory),
+        *_flags(run, usual, skip=("method", "dataset", "base", "steps", "memory", "recipe", "seed")),
+        *("--seed", str(run.seed)),
+    ]
+    if run.recipe is not None and run.dataset in SHAPES:
+        said += _flags(run.recipe, run.method.recipe(SHAPES[run.dataset]))
+    return shlex.join(["equipoise", "run", run.method.name, "--loss", run.method.loss.name, *said])
+
+
+def _flags(value: Any, usual: Any, skip: tuple[str, ...] = ()) -> Iterator[str]:
+    """The flags of all fields that are not as usual, except those to skip."""
+    for f in fields(value):
+        one = getattr(value, f.name)
+        if f.name in skip or one == getattr(usual, f.name):
+            continue
+        name = f.name.replace("_", "-")
+        if isinstance(one, bool):
+            yield f"--{name}" if one else f"--no-{name}"
+        else:
+            yield f"--{name}"
+            yield from map(str, one) if isinstance(one, tuple) else (str(one),)

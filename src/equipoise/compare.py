@@ -1,0 +1,160 @@
+"""Measured beside published: which records fill which cells of the paper, and how far apart the two numbers are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .datasets import COUNTS, SHAPES
+from .errors import DataError, EquipoiseError
+from .folder import Result, read_result
+from .losses import Standard
+from .paper import METRICS, Cell, Row, Table
+from .record import digest
+from .run import Run, asked, run_from
+from .words import command
+
+ONE, SEVERAL = 1.5, 1.0
+"""points that one or two seeds may be off, and the mean of three or more"""
+
+
+class Found(NamedTuple):
+    """A record, and where it lies below the folder of all records."""
+
+    id: str
+    result: Result
+
+
+Records = dict[str, dict[int, Found]]
+"""by what was asked for, then by seed"""
+
+
+def key(run: Run) -> str:
+    """Equal for runs that differ in the seed only, or in what does not change a result: device, precision, engine."""
+    settings = asked(run, len(COUNTS[run.dataset]), SHAPES[run.dataset])
+    return digest({k: v for k, v in settings.items() if k != "seed"})
+
+
+def recorded(folder: Path) -> Records:
+    """All results below a folder. Of two with the same settings and seed, the first by name counts."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not there" if not folder.exists() else f"{folder} is not a folder")
+    records: Records = {}
+    for path in sorted(folder.rglob("result.json")):
+        found = Found(path.parent.relative_to(folder).as_posix(), read_result(path.parent))
+        try:
+            run = run_from(found.result["run"])
+        except EquipoiseError:  # of a method that is not one of ours: no cell of the paper
+            continue
+        if run.dataset in SHAPES:
+            records.setdefault(key(run), {}).setdefault(run.seed, found)
+    return records
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A cell of the paper with what was measured for it."""
+
+    cell: Cell
+    found: tuple[Found, ...]
+    """a record for each seed"""
+    quoted: bool = False
+
+    @property
+    def values(self) -> list[float]:
+        """What was measured, seed by seed."""
+        return [METRICS[self.cell.metric](one.result) for one in self.found]
+
+    @property
+    def ours(self) -> float | None:
+        """Mean over the seeds."""
+        return float(np.mean(self.values)) if self.found else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample deviation over the seeds."""
+        return float(np.std(self.values, ddof=1)) if len(self.found) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.ours is None or self.cell.paper is None else self.ours - self.cell.paper
+
+    @property
+    def needs(self) -> str | None:
+        """The data set that it takes and that this version cannot load."""
+        run = self.cell.run
+        return run.dataset if run is not None and run.dataset not in SHAPES else None
+
+    @property
+    def state(self) -> str:
+        """How it stands: `close` is within what its seeds allow, `near` within twice as much, `off` beyond.
+
+        `better` is beyond on the good side, which is welcome, except in rows without a remedy: there it points to
+        another protocol.
+        """
+        if self.quoted:
+            return "quoted"
+        if self.cell.run is None:
+            return "none"
+        if self.needs:
+            return "needs data"
+        if not self.found:
+            return "missing"
+        if self.difference is None:
+            return "measured"
+        allowed = SEVERAL if len(self.found) > 2 else ONE
+        method = self.cell.run.method
+        remedied = not isinstance(method.loss, Standard) or method.mitigation != "none"
+        remedied &= self.cell.metric not in ("final base", "final latest")  # one is paid for with the other
+        if abs(self.difference) <= allowed:
+            return "close"
+        if self.difference > 0 and remedied:
+            return "better"
+        return "near" if abs(self.difference) <= 2 * allowed else "off"
+
+    @property
+    def command(self) -> str | None:
+        """What measures it."""
+        return None if self.cell.run is None else command(self.cell.run)
+
+
+class FilledRow(NamedTuple):
+    """A row of the paper with what was measured."""
+
+    row: Row
+    cells: tuple[Filled, ...]
+
+
+def fill(table: Table, records: Records, seeds: int | None = None) -> list[FilledRow]:
+    """Every cell with its records: of the seeds from 0 below `seeds`, or of all there are."""
+
+    def one(cell: Cell, quoted: bool) -> Filled:
+        if cell.run is None or cell.run.dataset not in SHAPES:
+            return Filled(cell, (), quoted)
+        by_seed = records.get(key(cell.run), {})
+        return Filled(cell, tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds), quoted)
+
+    return [FilledRow(row, tuple(one(cell, row.quoted) for cell in row.cells)) for row in table.rows]
+
+
+def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
+    """The runs behind all cells that can be had here, each once, for so many seeds."""
+
+    def each() -> Iterator[Run]:
+        for table in tables:
+            for row in table.rows:
+                for cell in row.cells:
+                    if cell.run is not None and cell.run.dataset in SHAPES:
+                        yield from (replace(cell.run, seed=seed) for seed in range(seeds))
+
+    return list({(key(run), run.seed): run for run in each()}.values())
+
+
+def missing(runs: Sequence[Run], records: Records) -> list[Run]:
+    """Those of which there is no record."""
+    return [run for run in runs if run.seed not in records.get(key(run), {})]
