@@ -19,9 +19,10 @@ import pytest
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
+from equipoise.local import Local, ended, in_base_step, next_of, usual_workers
 from equipoise.run import Run, run
 from equipoise.store import Store
-from equipoise.sweep import Job, Local, ended, in_base_step, map, next_of, usual_workers
+from equipoise.sweep import Job, map
 from equipoise.words import every_choice, run_lines, taken
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
@@ -68,7 +69,7 @@ def test_a_queue_gives_what_single_runs_give(tmp_path: Path) -> None:
     runs = [asked(Standard()), asked(Balanced()), asked(Meta())]
     jobs = [Job(one, tmp_path / str(i)) for i, one in enumerate(runs)]
     told: list[int] = []
-    map(jobs, Local(workers=2, store=tmp_path / "store"), lambda jobs, busy: told.append(busy))
+    map(run, jobs, Local(workers=2, store=tmp_path / "store"), lambda busy: told.append(len(busy)))
     assert [job.failure for job in jobs] == [None] * 3
     assert max(told) == 2 and told[-1] == 0
     for i, (one, job) in enumerate(zip(runs, jobs)):
@@ -82,7 +83,7 @@ def test_a_queue_gives_what_single_runs_give(tmp_path: Path) -> None:
 def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -> None:
     bad = asked(recipe=Recipe(epochs=2, lr=1e9, batch=32))
     jobs = [Job(bad, tmp_path / "bad"), Job(asked(), tmp_path / "good")]
-    map(jobs, Local(workers=1))
+    map(run, jobs, Local(workers=1))
     assert jobs[0].result is None and "diverged" in (jobs[0].failure or "") and jobs[0].tries == 1
     assert jobs[1].result is not None and jobs[1].failure is None
 
@@ -91,7 +92,7 @@ def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
     job = Job(asked(recipe=Recipe(epochs=30, lr=0.05, batch=32)), tmp_path / "a")
     killed: list[int] = []
 
-    def kill(jobs: Any, busy: int) -> None:
+    def kill(busy: Any) -> None:
         metrics = tmp_path / "a" / "metrics.jsonl"
         if not killed and metrics.is_file() and metrics.read_text().count("\n") >= 3:
             for child in multiprocessing.active_children():
@@ -99,7 +100,7 @@ def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
                 os.kill(child.pid, signal.SIGKILL)
                 killed.append(child.pid)
 
-    map([job], Local(workers=1), kill)
+    map(run, [job], Local(workers=1), kill)
     assert killed and job.tries == 2 and job.failure is None
     assert job.result is not None
     assert plain(job.result) == plain(run(job.run, tmp_path / "straight"))
@@ -161,7 +162,7 @@ def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None
     killed = Job(asked(), tmp_path / "b", tries=9)
     assert ended(killed, -9) and killed.failure == "killed by signal 9"
     good = Job(asked(), tmp_path / "c")
-    map([broken, good], Local(workers=1))
+    map(run, [broken, good], Local(workers=1))
     assert "result.json is corrupt" in (broken.failure or "") and good.result is not None
 
 
@@ -186,14 +187,14 @@ class FailingGPU(ILBaseline):
 def test_what_a_gpu_says_is_put_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_gpu.py").write_text(FAILING)
     monkeypatch.syspath_prepend(tmp_path)  # workers have it too
-    monkeypatch.setattr("equipoise.sweep.TRIES", 1)
+    monkeypatch.setattr("equipoise.local.TRIES", 1)
     method = importlib.import_module("failing_gpu").FailingGPU
     full = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free.\nAnd more."
     lost = "CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later."
     methods = [method(error="OutOfMemoryError", words=full), method(error="AcceleratorError", words=lost)]
     settings: dict[str, Any] = {"dataset": "digits", "recipe": QUICK, "device": "cpu"}
     jobs = [Job(Run(one, **settings), tmp_path / str(i)) for i, one in enumerate(methods)]
-    map(jobs, Local(workers=2))
+    map(run, jobs, Local(workers=2))
     said = [job.failure or "" for job in jobs]
     assert said[0].startswith("the GPU is out of memory: lower --batch or --workers, or free the GPU")
     assert said[1].startswith("the GPU failed (CUDA error: unspecified launch failure): ")
@@ -217,9 +218,9 @@ def test_the_same_run_twice_is_one_run(
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     jobs = [Job(asked(), tmp_path / "a")]
-    map(jobs, Local(workers=1))
+    map(run, jobs, Local(workers=1))
     again = [Job(asked(), tmp_path / "a")]
-    map(again, Local(workers=1))
+    map(run, again, Local(workers=1))
     assert again[0].tries == 0 and again[0].result == jobs[0].result
 
 
@@ -269,7 +270,7 @@ def test_lists_and_flags_are_taken_apart() -> None:
 def test_there_is_at_least_one_worker(tmp_path: Path) -> None:
     assert usual_workers() >= 1
     with pytest.raises(UsageError):
-        map([Job(asked(), tmp_path / "a")], Local(workers=0))
+        map(run, [Job(asked(), tmp_path / "a")], Local(workers=0))
 
 
 def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import torch
 
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Learner, Recipe, RunError, Standard, UsageError, datasets
-from equipoise.cli import command, run_name
+from equipoise.cli import command
 from equipoise.data import Images
 from equipoise.datasets import Dataset, split
 from equipoise.losses import Loss
 from equipoise.record import digest
-from equipoise.run import Plan, Run, prepare, read_result, run
+from equipoise.run import Plan, Run, prepare, read_result, run, run_name
 from equipoise.store import Store
 from equipoise.watch import Watch
 

@@ -30,6 +30,7 @@ from .augment import Crop
 from .capture import ENGINES, Engine
 from .data import Images
 from .errors import RunError
+from .local import multi_process_service
 from .losses import Balanced, distillation
 from .machine import hardware, versions
 from .method import Recipe, Step
@@ -37,7 +38,6 @@ from .methods.il_baseline import ILBaseline
 from .nets import Net
 from .randomness import generator
 from .state import new_net, place
-from .sweep import multi_process_service
 from .train import Epoch, Position, fit, working_on
 
 SHAPE = (3, 32, 32)

@@ -14,18 +14,19 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import Progress
 from tyro.conf import arg
 
-from . import __version__, methods, record, sweep
+from . import __version__, methods, sweep
 from .checkpoint import INFO, write_json
-from .datasets import SHAPES, Dataset
+from .datasets import SHAPES
 from .demo import demo
 from .errors import EquipoiseError, UsageError, check, failed_gpu, first_line, sentence, unknown
 from .inputs import resolve_device, resolve_precision
+from .local import Local
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
-from .run import Run, prepare, run
+from .progress import QueueWatch
+from .run import Run, run, run_name
 from .show import figures_for, for_output, load_results, print_result, print_table
 from .store import Store, default_store
 from .watch import LiveWatch, PlainWatch
@@ -179,68 +180,32 @@ def sweep_verb(argv: list[str]) -> None:
     for name in ("store", "data", "checkpoint", "evaluate_every"):
         if any(getattr(f, name) != getattr(flags, name) for f, _ in parsed):
             raise UsageError(f"--{name.replace('_', '-')} is one for all runs of a sweep")
-    jobs: dict[str, sweep.Job] = {}
-    loaded: dict[str, Dataset] = {}
-    for _, asked in parsed:
-        # Whatever is wrong with any run is said before the first begins; on the CPU, to leave the GPU to the workers.
-        resolve_device(asked.device)
-        here = dataclasses.replace(asked, device="cpu", engine="auto")
-        plan = prepare(here, flags.data, loaded=loaded.get(asked.dataset))
-        loaded[asked.dataset] = plan.data
-        same = record.digest([plan.settings, asked.device, asked.precision])
-        jobs.setdefault(same, sweep.Job(asked, parent / run_name(asked), plan.keys()[0]))
-    on = sweep.Local(
+    check("checkpoint", flags.checkpoint, least=0)
+    check("evaluate-every", flags.evaluate_every, least=0, whole=True)
+    jobs = sweep.planned([asked for _, asked in parsed], parent, flags.data)
+    on = Local(
         store=store_folder(flags),
         data=flags.data,
         checkpoint_every=flags.checkpoint,
         evaluate_every=flags.evaluate_every,
+        **({} if workers is None else {"workers": int(workers)}),
     )
-    check("checkpoint", flags.checkpoint, least=0)
-    check("evaluate-every", flags.evaluate_every, least=0, whole=True)
-    if workers is not None:
-        on = dataclasses.replace(on, workers=int(workers))
     console = for_output()
-    progress = SweepProgress(console)
-    with progress.bar:
-        sweep.map(list(jobs.values()), on, progress.tell)
-    done = [job.result for job in jobs.values() if job.result]
+    with QueueWatch(console, jobs) as watch:
+        sweep.map(run, jobs, on, watch.tell)
+    done = [job.result for job in jobs if job.result]
     if done:
         print_table(done, console)
-    failed = [job for job in jobs.values() if job.failure]
+    complain(jobs)
+
+
+def complain(jobs: Sequence[sweep.Job]) -> None:
+    """Say which runs failed, if any did."""
+    failed = [job for job in jobs if job.failure]
     for job in failed:
         print(f"{job.folder}: {job.failure}", file=sys.stderr)
     if failed:
         raise EquipoiseError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
-
-
-class SweepProgress:
-    """How a queue stands: a bar in a terminal, a line for each change elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self.bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self.task = self.bar.add_task("")
-        self.last = ""
-        self.plain = not console.is_terminal
-
-    def tell(self, jobs: Sequence[sweep.Job], busy: int) -> None:
-        """Show where it is, if that has changed."""
-        done, failed = (sum(x is not None for x in xs) for xs in zip(*((j.result, j.failure) for j in jobs)))
-        words = f"{done} of {len(jobs)} done, {busy} running" + (f", {failed} failed" if failed else "")
-        self.bar.update(self.task, total=len(jobs), completed=done + failed, description=words)
-        if self.plain and words != self.last:
-            print(words, flush=True)
-        self.last = words
-
-
-def run_name(asked: Run) -> str:
-    """A folder name that says the most and is different for different settings."""
-    parts = [asked.method.name, asked.method.loss.name, asked.dataset, f"memory-{asked.memory}", f"seed-{asked.seed}"]
-    if asked.validation:
-        parts.append(f"validation-{asked.validation:g}")
-    # Without validation the name is what it was before there was this setting: such folders are found again.
-    names = [f.name for f in dataclasses.fields(Run) if f.name != "validation" or asked.validation]
-    settings = [repr(getattr(asked, name)) for name in names]
-    return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
 
 
 @dataclass

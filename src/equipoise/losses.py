@@ -194,7 +194,7 @@ class Meta(Loss):
 
     name: ClassVar[str] = "meta"
     alpha_lr: float = 10.0
-    """learning rate of α; not in the paper, whose algorithm prints none (that is, 1): results/README.md has the choice"""
+    """learning rate of α; not in the paper, whose algorithm prints none (that is, 1): see results/README.md"""
     every: int = 10
     """optimisation steps from one update of α to the next"""
     hold: float = 0.1

@@ -191,6 +191,7 @@ IL-Baseline, Meta      55.35
 EPSILONS = ("0", "0.02", "0.1", "0.2", "0.5", "1", "2", "10", "100")
 """ε in percent of the images of a class; the paper's figure prints no numbers"""
 
+
 def numbers(text: str) -> Iterator[tuple[str, list[float | None]]]:
     """The rows of a text above: a name and its numbers. A headline, which has none, is left out."""
     for line in text.replace("|", " ").strip().splitlines():
@@ -235,7 +236,8 @@ def table1() -> Table:
 
 def table2() -> Table:
     """Ten equal steps on ImageNet."""
-    columns = [Column(f"imagenet-{m.replace(' ', '-')}", "ImageNet", m, "imagenet") for m in ("average", "average top 5")]
+    metrics = ("average", "average top 5")
+    columns = [Column(f"imagenet-{metric.replace(' ', '-')}", "ImageNet", metric, "imagenet") for metric in metrics]
     rows = []
     for name, values in numbers(TABLE2):
         method = ROWS.get(name)
@@ -266,7 +268,7 @@ def table4() -> Table:
             possible = m > 1 or not isinstance(ROWS[name].loss, Meta)
             cells.append(Cell(column, value, cifar(ROWS[name], memory=str(m)) if possible else None))
         rows.append(Row(name, tuple(cells)))
-    caption = "Average incremental accuracy by the number of images kept of every class: half of the classes, then 5 steps"
+    caption = "Average incremental accuracy by the images kept of every class: half of the classes, then 5 steps"
     return Table("table4", "Table 4", caption, tuple(rows))
 
 
@@ -347,13 +349,12 @@ def costs() -> Table:
     for name, method in rows.items():
         recipe = replace(method.recipe(SHAPES["cifar100"]), epochs=8 if name.startswith(IL) else 4)
         made.append(Row(name, (Cell(column, None, replace(cifar(method), recipe=recipe)),)))
-    caption = "Training seconds of the steps after the base step and peak memory, one run at a time, with nothing reused"
+    caption = "Training seconds of the steps after the base step, and peak memory: one run at a time, nothing reused"
     return Table("costs", "What a loss costs", caption, tuple(made), alone=True)
 
 
 MAKERS: dict[str, Callable[[], Table]] = {
-    make.__name__: make
-    for make in (table1, table2, table3, table4, table5, table6, confusion, epsilon, costs)
+    make.__name__: make for make in (table1, table2, table3, table4, table5, table6, confusion, epsilon, costs)
 }
 
 

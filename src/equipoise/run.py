@@ -201,6 +201,17 @@ def _learner(run: Run, budget: Budget, **more: Any) -> Learner:
     return Learner(run.method, budget, **same, **more)
 
 
+def run_name(asked: Run) -> str:
+    """A folder name that says the most and is different for different settings."""
+    parts = [asked.method.name, asked.method.loss.name, asked.dataset, f"memory-{asked.memory}", f"seed-{asked.seed}"]
+    if asked.validation:
+        parts.append(f"validation-{asked.validation:g}")
+    # Without validation the name is what it was before there was this setting: such folders are found again.
+    names = [f.name for f in fields(Run) if f.name != "validation" or asked.validation]
+    settings = [repr(getattr(asked, name)) for name in names]
+    return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
+
+
 def run(
     run: Run,
     out: str | Path,

@@ -22,8 +22,8 @@ import torch
 from . import checkpoint
 from .record import digest
 
-NOT_NUMERIC = {"__main__", "bench", "cli", "compare", "demo", "errors", "figures", "folder", "machine", "paper"}
-NOT_NUMERIC |= {"report", "show", "speed", "sweep", "watch", "words"}
+NOT_NUMERIC = {"__main__", "bench", "cli", "compare", "demo", "errors", "figures", "folder", "local", "machine"}
+NOT_NUMERIC |= {"paper", "progress", "report", "show", "speed", "sweep", "watch", "words"}
 """modules and folders that cannot change a result"""
 
 UNKNOWN = "unknown"

@@ -1,47 +1,25 @@
-"""Many runs on one machine: a queue, worker processes, and what to do when one of them dies.
+"""Many runs: which are to be done, where, and how they stand.
 
-Each run is a process of its own, so that one that fails harms no other, and its folder holds all there is to know
-about it: the queue itself has no state, and asking again does only what is missing. Runs that share a step wait for
-whoever is computing it (`Store.claim`).
+A run's folder holds all there is to know about it: a queue itself has no state, and asking again does only what is
+missing. Runs that share a step wait for whoever is computing it (`Store.claim`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import multiprocessing
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.context import SpawnProcess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Protocol
 
-import torch
-
-from .attempt import BASED
-from .errors import BusyError, DataError, UsageError, first_line, sentence
+from . import record
+from .datasets import Dataset
+from .errors import DataError
 from .folder import Result, read_result
-from .run import Run, run
-from .store import Store
-from .watch import PlainWatch
+from .inputs import resolve_device
+from .run import Run, prepare, run_name
 
-TRIES = 3
-"""how often a run is begun or taken up again before it counts as failed"""
-
-ERROR = "error.txt"
-FINAL = 2
-"""exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
-
-log = logging.getLogger("equipoise")
+Work = Callable[..., Result]
+"""`equipoise.run.run`, or what takes the same arguments: it must be importable, since workers import it"""
 
 
 @dataclass
@@ -52,101 +30,35 @@ class Job:
     folder: Path
     group: str = ""
     """jobs of one group share their base step: one of them computes it before others are begun"""
+    images: list[int] = field(default_factory=list)
+    """how many each step trains on, over all epochs"""
     tries: int = 0
     result: Result | None = None
     failure: str | None = None
 
-
-@dataclass(frozen=True)
-class Local:
-    """This machine: so many runs at a time, each with so many CPU threads."""
-
-    workers: int = field(default_factory=lambda: usual_workers())
-    threads: int = 1
-    store: Path | None = None
-    data: Path | None = None
-    checkpoint_every: float = 30.0
-    evaluate_every: int = 0
+    @property
+    def over(self) -> bool:
+        """Whether it is done or has failed for good."""
+        return self.result is not None or self.failure is not None
 
 
-def usual_workers() -> int:
-    """Four runs for each GPU, which a single one cannot fill; without one, a run for each core."""
-    return 4 * torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+Tell = Callable[[Sequence[Job]], None]
+"""told now and then which jobs are being worked at"""
 
 
-def map(jobs: Sequence[Job], on: Local, tell: Callable[[Sequence[Job], int], None] = lambda jobs, busy: None) -> None:
-    """Do all jobs that are not done; each ends with a result or a failure, and no failure stops another.
+class Place(Protocol):
+    """Where jobs are done: `local.Local` is this machine; a cluster needs only this one method."""
 
-    `tell` is called now and then with the jobs and how many are being worked at.
-    """
-    if on.workers < 1:
-        raise UsageError(f"workers must be 1 or more, not {on.workers}")
+    def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
+        """Do these jobs; each ends with a result or a failure, and no failure stops another."""
+
+
+def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: None) -> None:
+    """Do all jobs that are not done, in this order as far as possible; each ends with a result or a failure."""
     for job in jobs:
         if (job.folder / "result.json").is_file():
             conclude(job)
-    waiting = [job for job in jobs if job.result is None and job.failure is None]
-    busy: list[tuple[Job, SpawnProcess]] = []
-    with multi_process_service():
-        try:
-            while waiting or busy:
-                while len(busy) < on.workers and (chosen := next_of(waiting, [job for job, _ in busy], on)):
-                    waiting.remove(chosen)
-                    busy.append((chosen, started(chosen, on)))
-                time.sleep(0.05)
-                over = [one for one in busy if not one[1].is_alive()]
-                busy = [one for one in busy if one not in over]
-                waiting += [job for job, process in over if not ended(job, process.exitcode)]
-                tell(jobs, len(busy))
-        except KeyboardInterrupt:
-            # Workers hear it from here only, being in process groups of their own: they end their epoch and save.
-            for _, process in busy:
-                if process.pid is not None and process.is_alive():
-                    os.kill(process.pid, signal.SIGINT)
-            for _, process in busy:
-                process.join()
-            raise
-        finally:
-            for _, process in busy:
-                process.terminate()
-                process.join()
-
-
-def next_of(waiting: Sequence[Job], busy: Sequence[Job], on: Local) -> Job | None:
-    """The first job that would not merely wait for the base step that another is computing."""
-    computing = {job.group for job in busy if job.group and on.store is not None and in_base_step(job.folder)}
-    return next((job for job in waiting if job.group not in computing), None)
-
-
-def in_base_step(folder: Path) -> bool:
-    """Whether the run of a folder neither has its base step nor is done."""
-    return not any((folder / name).exists() for name in (BASED, "result.json"))
-
-
-def started(job: Job, on: Local) -> SpawnProcess:
-    """A process that does the job, or goes on with it."""
-    job.tries += 1
-    job.folder.mkdir(parents=True, exist_ok=True)
-    process = multiprocessing.get_context("spawn").Process(
-        target=work, args=(job.run, job.folder, on, os.getpid()), daemon=True
-    )
-    process.start()
-    return process
-
-
-def ended(job: Job, code: int | None) -> bool:
-    """Note how a job's process ended; whether that is the end of the job, or it is to be tried again."""
-    if code == 0:
-        conclude(job)
-        return True
-    file = job.folder / ERROR
-    reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
-    if file.is_file():
-        reason = file.read_text(errors="replace").strip() or reason
-    if code != FINAL and job.tries < TRIES:
-        log.warning("%s: %s; trying again", job.folder, reason)
-        return False
-    job.failure = reason
-    return True
+    on.do(run, [job for job in jobs if not job.over], tell)
 
 
 def conclude(job: Job) -> None:
@@ -157,65 +69,23 @@ def conclude(job: Job) -> None:
         job.failure = str(error)
 
 
-def work(asked: Run, folder: Path, on: Local, parent: int) -> None:
-    """What a worker process does. Its words go to log.txt in the run's folder, the reason of a failure to ERROR."""
-    os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
-    threading.Thread(target=die_with, args=(parent,), daemon=True).start()
-    torch.set_num_threads(on.threads)
-    (folder / ERROR).unlink(missing_ok=True)
-    sys.stdout = sys.stderr = words = (folder / "log.txt").open("a", buffering=1)
+def planned(runs: Sequence[Run], parent: Path, data: Path | None = None) -> list[Job]:
+    """A job for each different run, in a folder of its own below `parent`.
 
-    def give_up(error: BaseException, code: int) -> NoReturn:
-        said = sentence(error, "--batch or --workers") or first_line(error) or repr(error)
-        (folder / ERROR).write_text(said + "\n")
-        traceback.print_exc(file=words)
-        sys.exit(code)
-
-    try:
-        store = None if on.store is None else Store(on.store)
-        watch = PlainWatch(words)
-        every = {"checkpoint_every": on.checkpoint_every, "evaluate_every": on.evaluate_every}
-        run(asked, folder, data=on.data, store=store, watch=watch, **every)  # type: ignore[arg-type]
-    except BusyError as error:  # perhaps a worker of a queue that was killed a moment ago
-        time.sleep(1)
-        give_up(error, 1)
-    except (OSError, RuntimeError, KeyboardInterrupt) as error:  # a full disk, a lost GPU: worth another try
-        give_up(error, 1)
-    except Exception as error:
-        give_up(error, FINAL)
+    Whatever is wrong with any of them is said now, before the first begins.
+    """
+    jobs: dict[str, Job] = {}
+    loaded: dict[str, Dataset] = {}
+    for asked in runs:
+        resolve_device(asked.device)
+        here = replace(asked, device="cpu", engine="auto")  # the GPU is left to those who do the runs
+        plan = prepare(here, data, loaded=loaded.get(asked.dataset))
+        loaded[asked.dataset] = plan.data
+        same = record.digest([plan.settings, asked.device, asked.precision])
+        jobs.setdefault(same, Job(asked, parent / run_name(asked), plan.keys()[0], plan.images_to_train()))
+    return list(jobs.values())
 
 
-def die_with(parent: int) -> None:
-    """End this process when its parent is gone, so that a killed queue leaves nobody at work in its folders."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-@contextlib.contextmanager
-def multi_process_service() -> Iterator[None]:
-    """NVIDIA's MPS while the block runs: without it, processes on one GPU take turns instead of sharing it."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if not torch.cuda.is_available() or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
-        yield
-        return
-    if control is None:
-        log.warning("nvidia-cuda-mps-control is not there: runs on one GPU take turns, which is slower")
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        os.environ.update(places)
-        begun = None
-        try:
-            begun = subprocess.run([control, "-d"], capture_output=True, text=True, check=False)
-            if begun.returncode:
-                log.warning("MPS does not start (%s): runs take turns, which is slower", begun.stderr.strip())
-                for name in places:
-                    del os.environ[name]
-            yield
-        finally:
-            if begun is not None and not begun.returncode:
-                subprocess.run([control], input="quit\n", capture_output=True, text=True, check=False)
-            for name in places:
-                os.environ.pop(name, None)
+def longest_first(jobs: Sequence[Job]) -> list[Job]:
+    """So that no long one is left alone at the end."""
+    return sorted(jobs, key=lambda job: -sum(job.images))

@@ -1,0 +1,107 @@
+"""How a queue of runs stands, and who is told: read from the folders of the runs, whoever is working there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress
+
+from .attempt import BASED
+from .sweep import Job
+from .watch import duration
+
+
+class Standing(NamedTuple):
+    """How a queue stands."""
+
+    done: int
+    failed: int
+    running: int
+    waiting: int
+    left: float
+    """images still to be trained on"""
+    speed: float
+    """images a second of all that are at work, each in its last epoch"""
+
+
+def standing(jobs: Sequence[Job], busy: Sequence[Job]) -> Standing:
+    """How a queue stands, read from the folders of its runs. A base step that several share is counted once."""
+    left = speed = 0.0
+    based = {job.group for job in jobs if job.group and (job.over or (job.folder / BASED).exists())}
+    for job in jobs:
+        if job.over:
+            continue
+        ahead = list(job.images)
+        if job.group in based and ahead:
+            ahead[0] = 0
+        based |= {job.group} if job.group else set()
+        line = last_epoch(job.folder)
+        if line is not None and line["step"] < len(ahead):
+            t = line["step"]
+            ahead[:t] = [0] * t
+            ahead[t] = job.images[t] * (1 - line["epoch"] / line["epochs"])
+            speed += line["images_per_second"] if job in busy else 0.0
+        left += sum(ahead)
+    failed, over = sum(job.failure is not None for job in jobs), sum(job.over for job in jobs)
+    return Standing(over - failed, failed, len(busy), len(jobs) - over - len(busy), left, speed)
+
+
+def last_epoch(folder: Path) -> dict[str, Any] | None:
+    """The last whole line of a run's metrics.jsonl."""
+    with contextlib.suppress(OSError, ValueError):
+        with (folder / "metrics.jsonl").open("rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - 2000))
+            lines = f.read().split(b"\n")[:-1]
+        found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        return found or None
+    return None
+
+
+class QueueWatch:
+    """How a queue of runs stands: a bar in a terminal, a line for each change elsewhere."""
+
+    def __init__(self, console: Console, jobs: Sequence[Job], every: float = 2.0) -> None:
+        self.jobs, self.every = jobs, every
+        self.bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("")
+        self.plain = not console.is_terminal
+        self.seen: tuple[int, ...] = ()
+        self.looked = -math.inf
+
+    def __enter__(self) -> QueueWatch:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def tell(self, busy: Sequence[Job]) -> None:
+        """Show where it is, if that has changed; how far the runs are, now and then: that is read from their files."""
+        over = [job.over for job in self.jobs]
+        seen = (len(busy), *over)
+        if seen == self.seen and (self.plain or time.monotonic() - self.looked < self.every):
+            return
+        self.seen, self.looked = seen, time.monotonic()
+        now = standing(self.jobs, busy)
+        words = queue_words(now)
+        self.bar.update(self.task, total=len(self.jobs), completed=now.done + now.failed, description=words)
+        if self.plain:
+            print(words, flush=True)
+
+
+def queue_words(now: Standing) -> str:
+    """How a queue stands, in one line."""
+    total = now.done + now.failed + now.running + now.waiting
+    words = [f"{now.done} of {total} done", f"{now.running} running"]
+    words += [f"{now.waiting} waiting"] if now.waiting else []
+    words += [f"{now.failed} failed"] if now.failed else []
+    words += [f"{duration(now.left / now.speed)} left"] if now.speed and now.left else []
+    return ", ".join(words)
