@@ -1,4 +1,4 @@
-"""The verbs of the command line. Flags and help come from dataclasses; this file only joins them."""
+"""The command line: run and sweep, whose flags come from dataclasses, and what becomes of every error."""
 
 from __future__ import annotations
 
@@ -6,37 +6,31 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import tyro
 from rich.console import Console
-from tyro.conf import arg
 
-from . import __version__, methods, sweep
-from .checkpoint import INFO, write_json
+from . import __version__, methods, sweep, verbs
+from .checkpoint import INFO
 from .datasets import SHAPES
-from .demo import demo
 from .errors import EquipoiseError, UsageError, check, failed_gpu, first_line, sentence, unknown
-from .inputs import resolve_device, resolve_precision
 from .local import Local
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
 from .progress import QueueWatch
 from .run import Run, run, run_name
-from .show import figures_for, for_output, load_results, print_result, print_table
-from .store import Store, default_store
+from .show import for_output, print_result, print_table
+from .store import Store, store_folder
+from .verbs import hint
 from .watch import LiveWatch, PlainWatch
 from .words import every_choice, run_lines, taken
 
 T = TypeVar("T")
-
-
-def _hint(text: str) -> Any:
-    return arg(help_behavior_hint=f"(default: {text})", metavar="VALUE")
 
 
 @dataclass(frozen=True)
@@ -45,23 +39,23 @@ class Flags(Run):
 
     loss: str = "standard"
     """classification loss: standard, balanced, meta or relaxed"""
-    alpha: Annotated[float | None, _hint("1.0")] = None
+    alpha: Annotated[float | None, hint("1.0")] = None
     """balanced: importance of old classes in the softmax; below 1, they are protected more"""
-    epsilon: Annotated[str | None, _hint("0.2%")] = None
+    epsilon: Annotated[str | None, hint("0.2%")] = None
     """relaxed: λ of old classes, a count or a percentage of the images of the largest new class"""
-    alpha_lr: Annotated[float | None, _hint("10.0")] = None
+    alpha_lr: Annotated[float | None, hint("10.0")] = None
     """meta: learning rate of α; not in the paper, whose algorithm prints none (that is, 1)"""
-    every: Annotated[int | None, _hint("10")] = None
+    every: Annotated[int | None, hint("10")] = None
     """meta: optimisation steps from one update of α to the next"""
-    hold: Annotated[float | None, _hint("0.1")] = None
+    hold: Annotated[float | None, hint("0.1")] = None
     """meta: fraction of the memory per class that is held out, at least one image of every class"""
-    count: Annotated[str | None, _hint("train")] = None
+    count: Annotated[str | None, hint("train")] = None
     """meta: what n_i counts, the images trained on (train) or these and the held-out ones (all)"""
-    out: Annotated[Path | None, _hint("runs/ and a name made of the settings")] = None
+    out: Annotated[Path | None, hint("runs/ and a name made of the settings")] = None
     """the run's folder"""
-    data: Annotated[Path | None, _hint("$EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download")] = None
+    data: Annotated[Path | None, hint("$EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download")] = None
     """folder with the data set's files"""
-    store: Annotated[str | None, _hint("$EQUIPOISE_STORE or ~/.cache/equipoise/store")] = None
+    store: Annotated[str | None, hint("$EQUIPOISE_STORE or ~/.cache/equipoise/store")] = None
     """folder where steps are shared with other runs; `none` to share none"""
     checkpoint: float = 30.0
     """seconds between checkpoints"""
@@ -131,7 +125,7 @@ def run_verb(argv: list[str]) -> None:
     """Train a method through a protocol and record the result; go on with it if it was stopped."""
     f, asked = parsed_run(argv, "run")
     out = f.out or Path("runs") / run_name(asked)
-    folder = store_folder(f)
+    folder = store_folder(f.store)
     store = None if folder is None else Store(folder)
     console = Console(stderr=True)
     watch = LiveWatch(console) if console.is_terminal else PlainWatch()
@@ -158,11 +152,6 @@ def run_verb(argv: list[str]) -> None:
     print(f"recorded in {out / 'result.json'}")
 
 
-def store_folder(f: Flags) -> Path | None:
-    """Where steps are shared."""
-    return None if f.store == "none" else Path(f.store) if f.store else default_store()
-
-
 def sweep_verb(argv: list[str]) -> None:
     """Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2; and --workers N.
 
@@ -184,7 +173,7 @@ def sweep_verb(argv: list[str]) -> None:
     check("evaluate-every", flags.evaluate_every, least=0, whole=True)
     jobs = sweep.planned([asked for _, asked in parsed], parent, flags.data)
     on = Local(
-        store=store_folder(flags),
+        store=store_folder(flags.store),
         data=flags.data,
         checkpoint_every=flags.checkpoint,
         evaluate_every=flags.evaluate_every,
@@ -196,109 +185,23 @@ def sweep_verb(argv: list[str]) -> None:
     done = [job.result for job in jobs if job.result]
     if done:
         print_table(done, console)
-    complain(jobs)
-
-
-def complain(jobs: Sequence[sweep.Job]) -> None:
-    """Say which runs failed, if any did."""
-    failed = [job for job in jobs if job.failure]
-    for job in failed:
-        print(f"{job.folder}: {job.failure}", file=sys.stderr)
-    if failed:
-        raise EquipoiseError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
-
-
-@dataclass
-class Show:
-    """Print the results of runs: mean ± deviation over seeds, and each step of a single run."""
-
-    dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """folders of runs, or folders that hold such folders"""
-    figures: Annotated[Path | None, _hint("none are made")] = None
-    """folder to write the accuracy curve and the confusion matrices to, as PNG"""
-
-
-def show_verb(argv: list[str]) -> None:
-    """Print the results of runs: mean ± deviation over seeds, and each step of a single run."""
-    f = tyro.cli(Show, prog="equipoise show", args=argv)
-    if not f.dirs:
-        raise UsageError("say which folders to show: equipoise show DIR [DIR ...]")
-    results = load_results(f.dirs)
-    console = for_output()
-    if len(results) == 1:
-        print_result(results[0], console)
-    else:
-        print_table(results, console)
-    if f.figures is not None:
-        for path in figures_for(results, f.figures):
-            print(f"wrote {path}")
-
-
-@dataclass
-class Demo:
-    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; three seeds."""
-
-    out: Path = Path("demo")
-    """folder for the runs and the pictures"""
-    seeds: int = 3
-    """how many seeds"""
-
-
-def demo_verb(argv: list[str]) -> None:
-    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; about a minute."""
-    f = tyro.cli(Demo, prog="equipoise demo", args=argv)
-    if f.seeds < 1:
-        raise UsageError(f"--seeds must be 1 or more, not {f.seeds}")
-    demo(f.out, range(f.seeds), for_output())
-
-
-@dataclass
-class Bench:
-    """Images a second on this machine: a DataLoader loop as others write it, and ours, as ratios in one table."""
-
-    images: Annotated[int | None, _hint("25,600 on a GPU, 256 on a CPU")] = None
-    """images in an epoch; each row trains three, the first to warm up"""
-    batch: int = 128
-    """images in a batch"""
-    packed: tuple[int, ...] = (2, 4, 8)
-    """how many runs at once"""
-    device: str = "auto"
-    """auto, cpu or cuda"""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """of ours; auto is bf16 on a GPU that has it, else fp32"""
-    out: Annotated[Path | None, _hint("none is written")] = None
-    """JSON file for the record"""
-
-
-def bench_verb(argv: list[str]) -> None:
-    """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
-    from .bench import bench
-
-    f = tyro.cli(Bench, prog="equipoise bench", args=argv)
-    device = resolve_device(f.device)
-    images = (25_600 if device.type == "cuda" else 256) if f.images is None else f.images
-    check("batch", f.batch, least=2, whole=True)
-    for k in f.packed:
-        check("packed", k, least=2, whole=True)
-    check("images", images, least=2 * f.batch, whole=True)
-    record = bench(device, resolve_precision(f.precision, device), images, f.batch, f.packed, for_output())
-    if f.out is not None:
-        write_json(f.out, record)
-        print(f"recorded in {f.out}")
+    sweep.complain(jobs)
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "run": run_verb,
     "sweep": sweep_verb,
-    "show": show_verb,
-    "demo": demo_verb,
-    "bench": bench_verb,
+    "show": verbs.show_verb,
+    "paper": verbs.paper_verb,
+    "report": verbs.report_verb,
+    "demo": verbs.demo_verb,
+    "bench": verbs.bench_verb,
 }
 
 
 def usage() -> str:
     """What the command can do."""
-    verbs = "\n".join(f"  {name:6} {verb.__doc__}" for name, verb in VERBS.items())
+    verbs = "\n".join(f"  {name:6} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items())
     return (
         f"usage: equipoise VERB ...\n\nClass-incremental learning that stays balanced.\n\n{verbs}\n\n"
         "  equipoise VERB --help lists a verb's flags; --version the version; --debug shows tracebacks."

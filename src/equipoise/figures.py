@@ -44,7 +44,7 @@ def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
         beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(curves) > 4 else {}
         axis.legend(title="loss (average)", frameon=False, fontsize=9, title_fontsize=9, **beside)
     axes[0][0].set_ylabel("accuracy on all of them, %")
-    return _written(figure, path)
+    return written(figure, path)
 
 
 def confusions(panels: Sequence[tuple[str, Result]], path: Path) -> Path:
@@ -77,10 +77,11 @@ def confusions(panels: Sequence[tuple[str, Result]], path: Path) -> Path:
         axis.set_xlabel("predicted")
     for axis in axes[:, 0]:
         axis.set_ylabel("true class, in learning order")
-    return _written(figure, path)
+    return written(figure, path)
 
 
-def _written(figure: plt.Figure, path: Path) -> Path:
+def written(figure: plt.Figure, path: Path) -> Path:
+    """Write a figure and let it go."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
     figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.08)

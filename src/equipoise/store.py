@@ -23,7 +23,7 @@ from . import checkpoint
 from .record import digest
 
 NOT_NUMERIC = {"__main__", "bench", "cli", "compare", "demo", "errors", "figures", "folder", "local", "machine"}
-NOT_NUMERIC |= {"paper", "progress", "report", "show", "speed", "sweep", "watch", "words"}
+NOT_NUMERIC |= {"paper", "progress", "report", "show", "reproduce", "speed", "sweep", "verbs", "watch", "words"}
 """modules and folders that cannot change a result"""
 
 UNKNOWN = "unknown"
@@ -32,6 +32,11 @@ UNKNOWN = "unknown"
 def default_store() -> Path:
     """Where shared steps are kept unless told otherwise."""
     return Path(os.environ.get("EQUIPOISE_STORE") or Path.home() / ".cache" / "equipoise" / "store")
+
+
+def store_folder(said: str | None) -> Path | None:
+    """Where steps are shared, by what was said: a folder, nowhere (`none`), or nothing, for where they usually are."""
+    return None if said == "none" else Path(said) if said else default_store()
 
 
 @functools.cache

@@ -6,6 +6,7 @@ missing. Runs that share a step wait for whoever is computing it (`Store.claim`)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from . import record
 from .datasets import Dataset
-from .errors import DataError
+from .errors import DataError, EquipoiseError
 from .folder import Result, read_result
 from .inputs import resolve_device
 from .run import Run, prepare, run_name
@@ -89,3 +90,12 @@ def planned(runs: Sequence[Run], parent: Path, data: Path | None = None) -> list
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
     """So that no long one is left alone at the end."""
     return sorted(jobs, key=lambda job: -sum(job.images))
+
+
+def complain(jobs: Sequence[Job]) -> None:
+    """Say which runs failed, if any did."""
+    failed = [job for job in jobs if job.failure]
+    for job in failed:
+        print(f"{job.folder}: {job.failure}", file=sys.stderr)
+    if failed:
+        raise EquipoiseError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")

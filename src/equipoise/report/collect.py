@@ -1,0 +1,314 @@
+"""What a report shows, collected from records: plain values, for the page, the Markdown and the pictures alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import __version__, paper
+from ..compare import Filled, FilledRow, Found, Records, fill
+from ..errors import EquipoiseError
+from ..folder import Result, flat_settings
+from ..paper import Table
+from ..run import run_from
+from ..show import label, protocol, reuse_words
+from ..words import command
+
+Figure = dict[str, Any]
+"""`lines`: series of numbers over x; `confusion`: runs whose matrices are shown. See `page.py` for the fields"""
+
+DATASETS = tuple(name for name in paper.DATASETS if name != "digits")
+"""those of the paper: what was rehearsed on digits is no number of it"""
+
+
+def collected(records: Records) -> dict[str, Any]:
+    """Everything on the page."""
+    filled = {table.id: (table, fill(table, records)) for table in paper.tables()}
+    runs = sorted({found.id: found for by_seed in records.values() for found in by_seed.values()}.values())
+    results = [found.result for found in runs]
+    return {
+        "title": "Balanced softmax cross-entropy, reproduced",
+        "subtitle": "Class-incremental learning, with and without memory: published numbers and measured ones side by side.",
+        "made": {
+            "equipoise": __version__,
+            "runs": len(runs),
+            "hardware": distinct(machine(result) for result in results),
+            "torch": distinct(result["versions"]["torch"].split("+")[0] for result in results if "versions" in result),
+        },
+        "headline": headline(filled),
+        "tables": [as_table(*filled[f"table{k}"]) for k in range(1, 7)],
+        "figures": list(figures(filled)),
+        "costs": costs(filled["costs"][1]),
+        "runs": [as_run(found) for found in runs],
+    }
+
+
+def distinct(values: Iterator[str]) -> list[str]:
+    """Each value once, sorted."""
+    return sorted(set(values))
+
+
+def machine(result: Result) -> str:
+    """What a result was computed on."""
+    found = result.get("hardware", {})
+    return str(found.get("gpu") or found.get("cpu") or "unknown")
+
+
+def headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str, Any]]:
+    """The measured ones among the first column of the two main tables: 5 steps on CIFAR-100."""
+    chosen = []
+    for id, words in (("table1", ""), ("table3", ", no memory")):
+        for row in filled[id][1]:
+            cell = row.cells[0]
+            if cell.ours is not None and cell.cell.paper is not None:
+                numbers = {"ours": cell.ours, "std": cell.std, "paper": cell.cell.paper, "seeds": len(cell.found)}
+                chosen.append({"name": row.row.name + words, **numbers})
+    return chosen
+
+
+def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
+    """A table of the page."""
+    return {
+        "id": table.id,
+        "title": table.title,
+        "caption": table.caption,
+        "metric": "accuracy, %",
+        "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
+        "rows": [
+            {"name": row.row.name, "quoted": row.row.quoted, "cells": [as_cell(cell) for cell in row.cells]}
+            for row in filled
+        ],
+    }
+
+
+def as_cell(cell: Filled) -> dict[str, Any]:
+    """A cell of the page."""
+    return {
+        "column": cell.cell.column.id,
+        "paper": cell.cell.paper,
+        "ours": cell.ours,
+        "std": cell.std,
+        "seeds": len(cell.found),
+        "difference": cell.difference,
+        "state": cell.state,
+        "why": f"needs {cell.needs}" if cell.needs else None,
+        "command": cell.command,
+        "runs": [found.id for found in cell.found],
+    }
+
+
+def as_run(found: Found) -> dict[str, Any]:
+    """A run's section of the page."""
+    result = found.result
+    settings = result["run"]
+    try:
+        again = command(run_from(settings))
+    except EquipoiseError:
+        again = None
+    versions = ", ".join(f"{k} {v}" for k, v in result.get("versions", {}).items())
+    words = [settings["method"], label(result), settings["dataset"], protocol(settings)]
+    return {
+        "id": found.id,
+        "title": ", ".join([*words, f"memory {settings['memory']}", f"seed {settings['seed']}"]),
+        "command": again,
+        "average": result["average_incremental_accuracy"],
+        "final": result["final"]["top1"],
+        "base": result["final"]["base"],
+        "new": result["final"]["new"],
+        "settings": {k: words_for(v) for k, v in flat_settings(settings).items() if v is not None},
+        "steps": [
+            {k: step.get(k) for k in ("step", "classes", "top1", "top5", "base", "new", "latest", "seconds")}
+            | {"alpha": alpha}
+            for step, alpha in zip(result["steps"], result["alpha"])
+        ],
+        "confusion": result["confusion"],
+        "class_order": result["class_order"],
+        "base_classes": settings["base"],
+        "hardware": machine(result),
+        "versions": versions,
+        "seconds": result.get("seconds"),
+        "reused": reuse_words(result.get("reused")).lstrip("; ") or None,
+    }
+
+
+def words_for(value: Any) -> str:
+    """A setting as a person reads it."""
+    if isinstance(value, list):
+        return " ".join(map(words_for, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Figures ------------------------------------------------------------------------------------------------------
+
+
+def figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure]:
+    """Those of the paper of which something has been measured, and the accuracies by step behind its tables."""
+    for id, words in (("table1", "20 images of every class kept"), ("table3", "without memory")):
+        table, rows = filled[id]
+        for column in table.columns:
+            series = [curve(row.row.name, cell) for row in rows for cell in row.cells if cell.cell.column == column]
+            yield from lines(
+                f"steps-{id}-{column.id}",
+                f"{column.group}, {column.title}, {words}",
+                "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation.",
+                {"label": "classes learned", "scale": "linear"},
+                [s for s in series if s is not None],
+            )
+    yield from confusion(filled["confusion"][1])
+    yield from weights(filled["table5"][1])
+    yield from memory(filled["table4"][1])
+    yield from relaxations(filled["epsilon"][1])
+
+
+def lines(id: str, title: str, caption: str, x: dict[str, Any], series: list[Figure]) -> Iterator[Figure]:
+    """A figure of curves, if there is one."""
+    if any(not s["dashed"] for s in series):
+        axis = {"threshold": None, "ticks": sorted({v for s in series for v in s["x"]}), **x}
+        y = {"label": "accuracy, %"}
+        yield {"id": id, "kind": "lines", "title": title, "caption": caption, "x": axis, "y": y, "series": series}
+
+
+def curve(name: str, cell: Filled) -> Figure | None:
+    """A run's accuracy by the number of classes, over its seeds."""
+    if not cell.found:
+        return None
+    x = [step["classes"] for step in cell.found[0].result["steps"]]
+    y = np.array([[step["top1"] for step in one.result["steps"]] for one in cell.found])
+    spread = y.std(0, ddof=1).tolist() if len(y) > 1 else None
+    return {"name": name, "x": x, "y": y.mean(0).tolist(), "spread": spread, "dashed": False, "group": 0}
+
+
+def over(name: str, points: Sequence[tuple[float, Filled | float | None]], group: int, dashed: bool) -> Figure | None:
+    """A curve over a setting, through the points that there are: measured cells, or published numbers."""
+    known = [(x, v) for x, v in points if (v.ours if isinstance(v, Filled) else v) is not None]
+    if not known:
+        return None
+    y = [v.ours if isinstance(v, Filled) else v for _, v in known]
+    stds = [v.std if isinstance(v, Filled) else None for _, v in known]
+    spread = stds if all(s is not None for s in stds) else None
+    return {"name": name, "x": [x for x, _ in known], "y": y, "spread": spread, "dashed": dashed, "group": group}
+
+
+def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+    """The matrices after the last step, of the first seed."""
+    found = [(row.row.name, row.cells[0].found[0]) for row in rows if row.cells[0].found]
+    panels = [{"name": f"{name}: {one.result['final']['top1']:.1f}%", "run": one.id} for name, one in found]
+    if panels:
+        yield {
+            "id": "confusion",
+            "kind": "confusion",
+            "title": "Confusion",
+            "caption": "How often a class (row) is taken for another (column), after log(1 + x); CIFAR-100 in 5 steps, "
+            "20 images of every class kept. Classes in the order in which they were learned.",
+            "panels": panels,
+        }
+
+
+def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+    """Stability against plasticity by α; the paper's numbers are dashed."""
+    fixed = [row for row in rows if row.row.name.startswith("α")]
+    for t in (5, 10):
+        series = []
+        for group, metric in enumerate(("average", "final", "final base")):
+            at = [
+                (float(row.row.name.split()[1]), cell_of(row, f"cifar100-{t}-{metric.replace(' ', '-')}"))
+                for row in fixed
+            ]
+            series.append(over(metric, at, group, dashed=False))
+            series.append(over(f"{metric}, the paper", [(x, c.cell.paper) for x, c in at], group, dashed=True))
+        yield from lines(
+            f"alpha-{t}",
+            f"The weight α of old classes, {t} steps",
+            "IL-Baseline, Balanced, CIFAR-100, 20 images of every class kept: the smaller α, the better are old classes "
+            "kept, and the less is learned.",
+            {"label": "α", "scale": "log"},
+            [s for s in series if s is not None],
+        )
+
+
+def cell_of(row: FilledRow, column: str) -> Filled:
+    """A row's cell in that column."""
+    return next(cell for cell in row.cells if cell.cell.column.id == column)
+
+
+def memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+    """Accuracy by the size of the memory; the paper's numbers are dashed."""
+    series = []
+    for group, row in enumerate(rows):
+        at = [(float(cell.cell.column.title.split()[0]), cell) for cell in row.cells]
+        series.append(over(row.row.name, at, group, dashed=False))
+        series.append(over(f"{row.row.name}, the paper", [(x, c.cell.paper) for x, c in at], group, dashed=True))
+    yield from lines(
+        "memory",
+        "The size of the memory",
+        "Average incremental accuracy on CIFAR-100 in 5 steps, by the number of images kept of every class.",
+        {"label": "images kept of every class", "scale": "log"},
+        [s for s in series if s is not None],
+    )
+
+
+def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+    """Stability against plasticity by ε, without memory."""
+    for dataset in DATASETS:
+        for method in ("LUCIR", "PODNet"):
+            for t in (5, 10):
+                start = f"{method}, {t} steps, ε "
+                own = [row for row in rows if row.row.name.startswith(start)]
+                own = [row for row in own if row.cells[0].cell.column.dataset == dataset]
+                series = []
+                for group, metric in enumerate(("average", "final base", "final latest")):
+                    column = f"{dataset}-{metric.replace(' ', '-')}"
+                    at = [(float(r.row.name.removeprefix(start).rstrip("%")), cell_of(r, column)) for r in own]
+                    series.append(over(metric, at, group, dashed=False))
+                yield from lines(
+                    f"epsilon-{dataset}-{method.lower()}-{t}",
+                    f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",
+                    "Without memory. ε in percent of the images of a class: 0 is the balanced loss, 100 nearly the "
+                    "standard one.",
+                    {"label": "ε, %", "scale": "symlog", "threshold": 0.1},
+                    [s for s in series if s is not None],
+                )
+
+
+# Costs --------------------------------------------------------------------------------------------------------
+
+
+def costs(rows: Sequence[FilledRow]) -> dict[str, Any] | None:
+    """Seconds and memory, and how many times as much as with the balanced loss of the same method."""
+    found = {row.row.name: row.cells[0].found[0].result for row in rows if row.cells[0].found}
+    if not found:
+        return None
+
+    def seconds(result: Result, what: str) -> float:
+        return float(sum(step[what] for step in result["steps"][1:]))
+
+    lines = []
+    for name, result in found.items():
+        rival = found.get(name.split(",")[0].split(" with")[0] + ", Balanced")
+        whole = seconds(result, "seconds")
+        ratio = "–" if rival is None else f"{whole / seconds(rival, 'seconds'):.2f}"
+        peak = result["hardware"].get("peak_memory_mib")
+        training = f"{seconds(result, 'training_seconds'):.2f}"
+        epochs = str(result["run"]["recipe"]["epochs"])
+        lines.append(
+            [name, epochs, training, f"{whole:.2f}", ratio, "–" if peak is None else f"{peak:,}", machine(result)]
+        )
+    return {
+        "title": "What a loss costs",
+        "caption": "CIFAR-100, 20 images of every class kept: the five steps after the base step, one run at a time, with "
+        "nothing reused, one trial. A whole step is training and, besides, recording kernels, choosing exemplars, "
+        "refitting where there is any, measuring and saving: in runs as short as these, that weighs more than in a "
+        "real one.",
+        "columns": [
+            "",
+            "epochs",
+            "training, s",
+            "whole steps, s",
+            "against Balanced",
+            "peak GPU memory, MiB",
+            "machine",
+        ],
+        "rows": lines,
+    }

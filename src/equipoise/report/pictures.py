@@ -1,0 +1,64 @@
+"""The figures of a report as PNG, and the numbers in them as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..figures import COLOURS, confusions, plt, written
+from ..folder import Result
+
+
+def picture(figure: Mapping[str, Any], results: Mapping[str, Result], path: Path) -> Path:
+    """One figure as PNG."""
+    if figure["kind"] == "confusion":
+        panels = [(one["name"].rpartition(":")[0], results[one["run"]]) for one in figure["panels"]]
+        return confusions(panels, path)
+    return curves(figure, path)
+
+
+def curves(figure: Mapping[str, Any], path: Path) -> Path:
+    """Lines over numbers; a dashed line has the colour of the line that it is compared with."""
+    drawn, axis = plt.subplots(figsize=(7.2, 3.9))
+    series: Sequence[Mapping[str, Any]] = figure["series"]
+    by_group = any(s["group"] for s in series)
+    for i, s in enumerate(series):
+        colour = COLOURS[(s["group"] if by_group else i) % len(COLOURS)]
+        style = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": "o", "markersize": 4}
+        axis.plot(s["x"], s["y"], color=colour, label=s["name"], **style)
+        if s["spread"]:
+            low, high = zip(*((y - d, y + d) for y, d in zip(s["y"], s["spread"])))
+            axis.fill_between(s["x"], low, high, color=colour, alpha=0.15, linewidth=0)
+    x = figure["x"]
+    if x["scale"] == "log":
+        axis.set_xscale("log")
+    elif x["scale"] == "symlog":
+        axis.set_xscale("symlog", linthresh=x["threshold"])
+    ticks = x["ticks"] if x["ticks"] and len(x["ticks"]) <= 12 else None
+    if ticks:
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_xticks([], minor=True)
+    axis.set_title(figure["title"], fontsize=11)
+    axis.set_xlabel(x["label"])
+    axis.set_ylabel(figure["y"]["label"])
+    axis.set_ylim(bottom=0)
+    axis.grid(color="#e6e6e6")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return written(drawn, path)
+
+
+def numbers(figure: Mapping[str, Any]) -> str:
+    """The points of a figure of curves, a line each: equal records give equal bytes."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("series", "x", "y", "spread"))
+    for s in figure["series"]:
+        spread = s["spread"] or [None] * len(s["x"])
+        for x, y, d in zip(s["x"], s["y"], spread):
+            writer.writerow((s["name"], f"{x:g}", f"{y:.4f}", "" if d is None else f"{d:.4f}"))
+    return out.getvalue()

@@ -1,0 +1,189 @@
+"""Tables of measured and published numbers: for a terminal, as Markdown, as LaTeX and as CSV.
+
+All of them are made of the same cells, in the same order, and equal records give equal bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table as Rich
+from rich.text import Text
+
+from ..compare import Filled, FilledRow
+from ..paper import Column, Table
+
+COLOURS = {"close": "green", "better": "cyan", "near": "yellow", "off": "red", "measured": ""}
+"""how far a cell is from the paper's"""
+
+
+def shown(filled: Sequence[FilledRow]) -> list[Column]:
+    """The columns, in the order in which rows have them."""
+    return list(dict.fromkeys(cell.cell.column for row in filled for cell in row.cells))
+
+
+def by_column(row: FilledRow) -> dict[Column, Filled]:
+    """The cells of a row by their columns, of which not every row has all."""
+    return {cell.cell.column: cell for cell in row.cells}
+
+
+def measured(cell: Filled) -> str:
+    """Mean ± deviation over seeds."""
+    if cell.ours is None:
+        return "–"
+    return f"{cell.ours:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "")
+
+
+def beside(cell: Filled) -> str:
+    """What stands beside the measured number: the paper's, and the difference."""
+    if cell.cell.paper is None:
+        return ""
+    difference = "" if cell.difference is None else f", {signed(cell.difference)}"
+    return f"{cell.cell.paper:.2f}{difference}"
+
+
+def signed(difference: float) -> str:
+    """A difference with its sign, and a minus as long as a plus."""
+    return f"{difference:+.2f}".replace("-", "−")
+
+
+def seeds_in(filled: Sequence[FilledRow]) -> str:
+    """How many seeds the measured numbers are of."""
+    counts = sorted({len(cell.found) for row in filled for cell in row.cells if cell.found})
+    if not counts:
+        return "nothing measured yet"
+    if len(counts) == 1:
+        return f"{counts[0]} seed{'s' if counts[0] > 1 else ''}"
+    return f"{counts[0]} to {counts[-1]} seeds"
+
+
+LEGEND = "in brackets the paper's, and the difference to it"
+
+
+def titled(table: Table, filled: Sequence[FilledRow]) -> str:
+    """What stands above a table."""
+    return f"{table.title}. {table.caption}. Measured, {seeds_in(filled)}; {LEGEND}."
+
+
+def terminal(filled: Sequence[FilledRow]) -> Rich:
+    """A table with a colour for every cell that was measured."""
+    made = Rich(box=box.SIMPLE_HEAD)
+    made.add_column("", no_wrap=True)
+    columns = shown(filled)
+    for column in columns:
+        made.add_column(f"{column.group}\n{column.title}", justify="right")
+    for row in filled:
+        cells = by_column(row)
+        name = Text(row.row.name + (" (quoted)" if row.row.quoted else ""), style="dim" if row.row.quoted else "")
+        made.add_row(name, *(_coloured(cells.get(column)) for column in columns))
+    return made
+
+
+def _coloured(cell: Filled | None) -> Text:
+    if cell is None or cell.state == "none":
+        return Text("")
+    if cell.state == "quoted":
+        return Text(beside(cell) or "–", style="dim")
+    several = f" {len(cell.found)} seeds" if len(cell.found) > 1 else ""
+    paper = f" ({beside(cell)})" if beside(cell) else ""
+    if cell.needs:
+        return Text(f"needs {cell.needs}{paper}", style="dim")
+    return Text.assemble((measured(cell), f"bold {COLOURS.get(cell.state, '')}".strip()), (paper + several, "dim"))
+
+
+def markdown(table: Table, filled: Sequence[FilledRow]) -> str:
+    """A table, and below it what measures each of its cells."""
+    columns = shown(filled)
+    lines = [
+        f"### {table.title}",
+        "",
+        titled(table, filled).removeprefix(f"{table.title}. "),
+        "",
+        "| | " + " | ".join(f"{c.group}, {c.title}" for c in columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
+    ]
+    for row in filled:
+        cells = by_column(row)
+        name = f"*{row.row.name} (quoted)*" if row.row.quoted else row.row.name
+        lines.append(f"| {name} | " + " | ".join(_marked(cells.get(column)) for column in columns) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _marked(cell: Filled | None) -> str:
+    if cell is None or cell.state == "none":
+        return ""
+    paper = beside(cell)
+    if cell.state == "quoted":
+        return f"*{paper}*" if paper else ""
+    if cell.needs:
+        return f"needs {cell.needs}" + (f" ({paper})" if paper else "")
+    ours = f"**{measured(cell)}**" if cell.found else "–"
+    return ours + (f" ({paper})" if paper else "")
+
+
+def latex(table: Table, filled: Sequence[FilledRow]) -> str:
+    """A table for a paper: needs the package booktabs."""
+    columns = shown(filled)
+    groups: list[tuple[str, int]] = []
+    for column in columns:
+        if groups and groups[-1][0] == column.group:
+            groups[-1] = (column.group, groups[-1][1] + 1)
+        else:
+            groups.append((column.group, 1))
+    lines = [
+        r"\begin{table}",
+        rf"  \caption{{{escaped(titled(table, filled))}}}",
+        rf"  \label{{tab:{table.id}}}",
+        rf"  \begin{{tabular}}{{l{'r' * len(columns)}}}",
+        r"    \toprule",
+        "    " + "".join(rf" & \multicolumn{{{n}}}{{c}}{{{escaped(name)}}}" for name, n in groups) + r" \\",
+        "    " + "".join(rf" & {escaped(c.title)}" for c in columns) + r" \\",
+        r"    \midrule",
+    ]
+    for row in filled:
+        cells = by_column(row)
+        name = escaped(row.row.name) + (r" \emph{(quoted)}" if row.row.quoted else "")
+        lines.append("    " + " & ".join([name, *(_typeset(cells.get(column)) for column in columns)]) + r" \\")
+    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _typeset(cell: Filled | None) -> str:
+    if cell is None or cell.state == "none":
+        return ""
+    paper = beside(cell).replace("−", "$-$")
+    if cell.state == "quoted":
+        return rf"\emph{{{paper}}}" if paper else "--"
+    ours = measured(cell).replace(" ± ", r"$\pm$").replace("–", "--")
+    return ours + (rf" {{\scriptsize({paper})}}" if paper else "")
+
+
+def escaped(text: str) -> str:
+    """Text with what LaTeX would take for a command made harmless."""
+    plain = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "α": r"$\alpha$", "ε": r"$\varepsilon$"}
+    return "".join(plain.get(letter, letter) for letter in text)
+
+
+FIELDS = ("table", "row", "column", "metric", "quoted", "paper", "ours", "std", "seeds", "difference", "state")
+
+
+def comma_separated(table: Table, filled: Sequence[FilledRow], head: bool = True) -> str:
+    """A line for each cell, with the command that measures it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if head:
+        writer.writerow([*FIELDS, "command"])
+    for row in filled:
+        for cell in row.cells:
+            if cell.state == "none":
+                continue
+            figures = (cell.cell.paper, cell.ours, cell.std)
+            paper, ours, std = ("" if v is None else f"{v:.4f}" for v in figures)
+            difference = "" if cell.difference is None else f"{cell.difference:.4f}"
+            named = (table.id, row.row.name, cell.cell.column.id, cell.cell.metric, "yes" if row.row.quoted else "no")
+            why = f"needs {cell.needs}" if cell.needs else cell.state
+            writer.writerow([*named, paper, ours, std, len(cell.found), difference, why, cell.command or ""])
+    return out.getvalue()
