@@ -1,0 +1,1 @@
+"""The report: one page that shows records beside the paper's numbers."""
