@@ -66,12 +66,13 @@ class Row(TypedDict):
 
 
 class Table(TypedDict):
-    """A table of the paper."""
+    """A table of the paper; `names` stands above its first column, "method" if it is not given."""
 
     id: str
     title: str
     caption: str
     metric: str
+    names: NotRequired[str]
     columns: list[Column]
     rows: list[Row]
 
@@ -176,12 +177,16 @@ class RunEntry(TypedDict):
 
 
 class Data(TypedDict):
-    """Everything on the page. `states` says in words what close, near and off mean."""
+    """Everything on the page.
+
+    `states` says in words what close, near and off mean, `headline_caption` what the chart at the top shows.
+    """
 
     title: str
     subtitle: str
     made: Made
     states: NotRequired[dict[str, str]]
+    headline_caption: NotRequired[str]
     headline: list[Headline]
     tables: list[Table]
     figures: list[Lines | Confusion]
@@ -197,7 +202,7 @@ def page(data: Mapping[str, Any]) -> str:
         "title": html.escape(str(data.get("title") or "Report")),
         "subtitle": html.escape(str(data.get("subtitle") or "")),
         "css": asset("page.css"),
-        "js": asset("page.js"),
+        "js": asset("charts.js") + asset("page.js"),
         "data": text.replace("<", "\\u003c"),  # neither </script> nor <!-- may stand there, whatever a name holds
     }
     # All in one pass: a name that looks like a placeholder stays what it is.
