@@ -9,7 +9,7 @@ demo: install
 	$(BIN)/equipoise demo --out demo
 
 test: install lint types
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 lint: install
 	$(BIN)/ruff check .
