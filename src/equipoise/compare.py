@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +30,16 @@ class Found(NamedTuple):
     result: Result
 
 
-Records = dict[str, dict[int, Found]]
-"""by what was asked for, then by seed"""
+class Records(NamedTuple):
+    """All results of a folder."""
+
+    found: list[Found]
+    """in the order of their names"""
+    by_run: dict[str, dict[int, Found]]
+    """by what was asked for, then by seed: those that a cell of the paper could be"""
+
+
+NONE = Records([], {})
 
 
 def key(run: Run) -> str:
@@ -43,15 +52,14 @@ def recorded(folder: Path) -> Records:
     """All results below a folder. Of two with the same settings and seed, the first by name counts."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not there" if not folder.exists() else f"{folder} is not a folder")
-    records: Records = {}
+    records = Records([], {})
     for path in sorted(folder.rglob("result.json")):
         found = Found(path.parent.relative_to(folder).as_posix(), read_result(path.parent))
-        try:
+        records.found.append(found)
+        with contextlib.suppress(EquipoiseError):  # a method or a protocol that is not ours: no cell of the paper
             run = run_from(found.result["run"])
-        except EquipoiseError:  # of a method that is not one of ours: no cell of the paper
-            continue
-        if run.dataset in SHAPES:
-            records.setdefault(key(run), {}).setdefault(run.seed, found)
+            if run.dataset in SHAPES:
+                records.by_run.setdefault(key(run), {}).setdefault(run.seed, found)
     return records
 
 
@@ -136,7 +144,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
     def one(cell: Cell, quoted: bool) -> Filled:
         if cell.run is None or cell.run.dataset not in SHAPES:
             return Filled(cell, (), quoted)
-        by_seed = records.get(key(cell.run), {})
+        by_seed = records.by_run.get(key(cell.run), {})
         return Filled(cell, tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds), quoted)
 
     return [FilledRow(row, tuple(one(cell, row.quoted) for cell in row.cells)) for row in table.rows]
@@ -157,4 +165,4 @@ def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
 
 def missing(runs: Sequence[Run], records: Records) -> list[Run]:
     """Those of which there is no record."""
-    return [run for run in runs if run.seed not in records.get(key(run), {})]
+    return [run for run in runs if run.seed not in records.by_run.get(key(run), {})]

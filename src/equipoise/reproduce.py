@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as Rich
 
 from . import paper, speed, sweep
-from .compare import Records, fill, missing, recorded, wanted
+from .compare import NONE, Records, fill, missing, recorded, wanted
 from .datasets import SHAPES
 from .errors import RunError, UsageError, unknown
 from .local import Local
@@ -68,7 +68,7 @@ def needed(tables: Sequence[Table]) -> list[str]:
 
 def results_in(folder: Path) -> Records:
     """What is recorded there; nothing if the folder is not there yet."""
-    return recorded(folder) if folder.exists() else {}
+    return recorded(folder) if folder.exists() else NONE
 
 
 def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str, console: Console) -> None:

@@ -22,14 +22,14 @@ FORMS = {"md": tables.markdown, "tex": tables.latex, "csv": tables.comma_separat
 def report(results: Path, out: Path) -> list[Path]:
     """Write `index.html`, `README.md`, and every table and figure by itself; returns the first two."""
     records = recorded(results)
-    if not records:
+    if not records.found:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
     data = collected(records)
     filled = [(table, fill(table, records)) for table in (t.on(*DATASETS) for t in paper.tables()) if not table.alone]
     for table, rows in filled:
         for ending, form in FORMS.items():
             write_file(out / "tables" / f"{table.id}.{ending}", form(table, rows).encode())
-    by_id = {found.id: found.result for by_seed in records.values() for found in by_seed.values()}
+    by_id = {found.id: found.result for found in records.found}
     for figure in data["figures"]:
         if figure["kind"] == "lines":
             write_file(out / "figures" / f"{figure['id']}.csv", numbers(figure).encode())
@@ -45,21 +45,15 @@ def markdown(data: Mapping[str, Any], filled: Sequence[tuple[Table, list[FilledR
     parts = [
         f"# {data['title']}",
         f"{data['subtitle']} Made of {made['runs']} recorded runs on {' and '.join(made['hardware'])}, torch "
-        f"{', '.join(made['torch'])}. Numbers in italics are quoted from other papers, and were measured by nobody here.",
+        f"{', '.join(made['torch'])}. Numbers in italics are quoted from other papers.",
     ]
-    parts += [tables.markdown(table, rows).rstrip() for table, rows in filled if shown(table, rows)]
+    parts += [tables.markdown(table, rows).rstrip() for table, rows in filled if table.id.startswith("table")]
     if data["costs"]:
         parts.append(cost_table(data["costs"]))
     for figure in data["figures"]:
         parts += [f"### {figure['title']}", figure["caption"], f"![{figure['title']}](figures/{figure['id']}.png)"]
-    parts.append("### Every cell's command")
-    parts.append("`tables/` has each table as Markdown, LaTeX and CSV; the CSV has the command that measures each cell.")
+    parts.append("`tables/` has each table as Markdown, LaTeX and CSV, the CSV with the command that measures a cell.")
     return "\n\n".join(parts) + "\n"
-
-
-def shown(table: Table, rows: Sequence[FilledRow]) -> bool:
-    """Whether a table is in the report: those of the paper always, figures laid out as one are pictures."""
-    return table.id.startswith("table")
 
 
 def cost_table(costs: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ def curves(figure: Mapping[str, Any], path: Path) -> Path:
     by_group = any(s["group"] for s in series)
     for i, s in enumerate(series):
         colour = COLOURS[(s["group"] if by_group else i) % len(COLOURS)]
-        style = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": "o", "markersize": 4}
+        style: dict[str, Any] = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": "o", "markersize": 4}
         axis.plot(s["x"], s["y"], color=colour, label=s["name"], **style)
         if s["spread"]:
             low, high = zip(*((y - d, y + d) for y, d in zip(s["y"], s["spread"])))
@@ -44,7 +44,6 @@ def curves(figure: Mapping[str, Any], path: Path) -> Path:
     axis.set_title(figure["title"], fontsize=11)
     axis.set_xlabel(x["label"])
     axis.set_ylabel(figure["y"]["label"])
-    axis.set_ylim(bottom=0)
     axis.grid(color="#e6e6e6")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

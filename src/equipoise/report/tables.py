@@ -54,7 +54,7 @@ def seeds_in(filled: Sequence[FilledRow]) -> str:
     """How many seeds the measured numbers are of."""
     counts = sorted({len(cell.found) for row in filled for cell in row.cells if cell.found})
     if not counts:
-        return "nothing measured yet"
+        return "nothing yet"
     if len(counts) == 1:
         return f"{counts[0]} seed{'s' if counts[0] > 1 else ''}"
     return f"{counts[0]} to {counts[-1]} seeds"
@@ -65,7 +65,9 @@ LEGEND = "in brackets the paper's, and the difference to it"
 
 def titled(table: Table, filled: Sequence[FilledRow]) -> str:
     """What stands above a table."""
-    return f"{table.title}. {table.caption}. Measured, {seeds_in(filled)}; {LEGEND}."
+    lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
+    needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
+    return f"{table.title}. {table.caption}. Measured, {seeds_in(filled)}; {LEGEND}.{needs}"
 
 
 def terminal(filled: Sequence[FilledRow]) -> Rich:
@@ -118,8 +120,6 @@ def _marked(cell: Filled | None) -> str:
     paper = beside(cell)
     if cell.state == "quoted":
         return f"*{paper}*" if paper else ""
-    if cell.needs:
-        return f"needs {cell.needs}" + (f" ({paper})" if paper else "")
     ours = f"**{measured(cell)}**" if cell.found else "–"
     return ours + (f" ({paper})" if paper else "")
 

@@ -1,0 +1,306 @@
+"""The paper as data, records that fill its cells, and the button that makes the rest."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, compare, paper, reproduce, speed
+from equipoise.cli import command, parsed_run
+from equipoise.compare import NONE, fill, key, missing, recorded, wanted
+from equipoise.datasets import COUNTS, SHAPES, load
+from equipoise.memory import Budget
+from equipoise.run import Run, asked, prepare, run, run_from
+from equipoise.words import command as words_of
+
+ROOT = Path(__file__).parent.parent
+NUMBERS = ROOT.parent / "shared" / "docs" / "paper-numbers.json"
+OURS = {" w/ BalancedS-CE": ", Balanced", " w/ Meta BalancedS-CE": ", Meta", " w/ Relaxed BalancedS-CE": ", Relaxed"}
+
+
+def every_run() -> list[Run]:
+    both = [t for table in paper.tables() for t in (table, paper.rehearsed(table))]
+    return list({c.run: c.run for t in both for row in t.rows for c in row.cells if c.run is not None})
+
+
+def our_name(name: str) -> str:
+    for theirs, ours in OURS.items():
+        if name.endswith(theirs):
+            return name.removesuffix(theirs) + ours
+    return name
+
+
+@pytest.mark.skipif(not NUMBERS.is_file(), reason="the list of the paper's numbers is not here")
+def test_every_number_is_the_papers() -> None:
+    published: dict[str, Any] = json.loads(NUMBERS.read_text())
+    for id in ("table1", "table3"):
+        rows = {row.name: row for row in paper.table(id).rows}
+        assert rows.keys() == {our_name(name) for name in published[id]["rows"]}
+        for name, cells in published[id]["rows"].items():
+            row = rows[our_name(name)]
+            assert row.quoted == (name in published[id]["quoted"])
+            assert {c.column.id: c.paper for c in row.cells} == {
+                f"{c['dataset']}-{c['steps']}": c["value"] for c in cells
+            }
+            for mine, theirs in zip(row.cells, cells):
+                assert row.quoted or (
+                    mine.run and (mine.run.dataset, mine.run.steps) == (theirs["dataset"], theirs["steps"])
+                )
+                assert row.quoted or (mine.run and mine.run.memory == ("20" if id == "table1" else "0"))
+    two = {row.name: [c.paper for c in row.cells] for row in paper.table("table2").rows}
+    assert two == {our_name(n): [v["top1"], v["top5"]] for n, v in published["table2"]["rows"].items()}
+    four = {row.name: [c.paper for c in row.cells] for row in paper.table("table4").rows}
+    assert four == {our_name(n): v for n, v in published["table4"]["rows"].items()}
+    assert [c.run and c.run.memory for c in paper.table("table4").rows[0].cells] == [
+        str(m) for m in published["table4"]["memory"]
+    ]
+    for steps, at in ((5, 0), (10, 3)):
+        for row, theirs in zip(paper.table("table5").rows, published["table5"][f"steps{steps}"]):
+            got = {c.metric: c.paper for c in row.cells[at : at + 3]}
+            assert got == {"final base": theirs["final_base"], "final": theirs["final"], "average": theirs["average"]}
+            loss = row.cells[at].run.method.loss  # type: ignore[union-attr]
+            assert loss == (Meta() if theirs["alpha"] == "meta" else Balanced(theirs["alpha"]))
+            assert all(c.run and c.run.steps == steps for c in row.cells[at : at + 3])
+    six = [row.cells[0].paper for row in paper.table("table6").rows]
+    assert six == list(published["table6"]["rows"].values())
+    shown = {row.name: row.cells[0].paper for row in paper.table("confusion").rows}
+    assert shown == {our_name(n): v for n, v in published["figures"]["confusion"].items() if n != "what"}
+
+
+def test_a_command_asks_for_the_run_that_it_is_of() -> None:
+    runs = [r for r in every_run() if r.dataset in SHAPES]
+    assert len(runs) > 100
+    odd = Run(ILBaseline(Meta(every=3, count="all"), T=4.0), "digits", base=4, increment=2, memory="total:40", seed=7)
+    odd = replace(odd, recipe=Recipe(epochs=3, milestones=(0.5, 0.75), batch=16), select="random", order="natural")
+    for asked_for in [*runs, odd]:
+        words = shlex.split(words_of(asked_for))
+        assert words[:2] == ["equipoise", "run"]
+        _, parsed = parsed_run(words[2:], "run")
+        facts = len(COUNTS[asked_for.dataset]), SHAPES[asked_for.dataset]
+        assert asked(parsed, *facts) == asked(asked_for, *facts), words
+
+
+def test_a_record_gives_its_run_back() -> None:
+    found = sorted((ROOT / "results").rglob("result.json"))
+    assert len(found) >= 20
+    for path in found:
+        settings = json.loads(path.read_text())["run"]
+        again = asked(run_from(settings), 100, SHAPES["cifar100"])
+        assert {k: settings.get(k, again[k]) for k in again} == again
+
+
+def test_what_is_planned_without_data_is_what_the_data_say() -> None:
+    digits = load("digits")
+    assert COUNTS["digits"] == tuple((digits.train.y == c).sum().item() for c in range(10))
+    for asked_for in (r for r in every_run() if r.dataset == "digits"):
+        assert speed.images_of(asked_for) == prepare(asked_for, loaded=digits).images_to_train()
+
+
+def test_runs_are_the_same_whatever_does_not_change_a_result() -> None:
+    one = Run(ILBaseline(Balanced()), "digits", memory="20")
+    assert key(one) == key(replace(one, base=5, increment=1, engine="eager", device="cpu", seed=3, memory="20"))
+    for other in (replace(one, memory="5"), replace(one, steps=1), replace(one, method=ILBaseline(Balanced(0.5)))):
+        assert key(other) != key(one)
+    assert key(replace(one, recipe=one.method.recipe(SHAPES["digits"]))) == key(one)
+
+
+def result(value: float, asked_for: Run) -> dict[str, Any]:
+    """A made-up record of a run, in which every accuracy is the same."""
+    settings = asked(asked_for, len(COUNTS[asked_for.dataset]), SHAPES[asked_for.dataset])
+    step = {"step": 0, "classes": 50, "top1": value, "top5": value, "base": value, "new": value, "latest": value}
+    return {
+        "average_incremental_accuracy": value,
+        "average_incremental_accuracy_top5": value,
+        "final": {"top1": value, "top5": value, "base": value, "new": value},
+        "forgetting": 0.0,
+        "alpha": [None],
+        "steps": [{**step, "by_step": [value], "seconds": 1.0, "training_seconds": 1.0}],
+        "confusion": [[1]],
+        "class_order": [0],
+        "run": json.loads(json.dumps(settings)),
+    }
+
+
+def recorded_with(folder: Path, values: dict[int, float], asked_for: Run) -> compare.Records:
+    for seed, value in values.items():
+        (folder / str(seed)).mkdir(parents=True)
+        text = json.dumps(result(value, replace(asked_for, seed=seed)))
+        (folder / str(seed) / "result.json").write_text(text)
+    return recorded(folder)
+
+
+@pytest.mark.parametrize(
+    ("row", "values", "state"),
+    [
+        ("IL-Baseline", {0: 43.8 + 1.49}, "close"),
+        ("IL-Baseline", {0: 43.8 + 1.51}, "near"),
+        ("IL-Baseline", {0: 43.8 - 3.01}, "off"),
+        ("IL-Baseline, Balanced", {0: 62.22 + 1.6}, "better"),
+        ("IL-Baseline, Balanced", {0: 62.22 - 1.6}, "near"),
+        ("IL-Baseline, Balanced", {0: 61.0, 1: 61.1, 2: 61.2}, "near"),
+        ("IL-Baseline, Balanced", {0: 61.0, 1: 61.3, 2: 61.6}, "close"),
+        ("IL-Baseline, Balanced", {}, "missing"),
+    ],
+)
+def test_a_cell_says_how_far_it_is_from_the_papers(
+    row: str, values: dict[int, float], state: str, tmp_path: Path
+) -> None:
+    table = paper.table("table1")
+    cell = next(r for r in table.rows if r.name == row).cells[0]
+    assert cell.run is not None
+    records = recorded_with(tmp_path / "records", values, cell.run) if values else NONE
+    filled = next(r for r in fill(table, records) if r.row.name == row).cells[0]
+    assert filled.state == state
+    assert filled.values == [values[k] for k in sorted(values)]
+    if values:
+        mean = sum(values.values()) / len(values)
+        assert filled.ours == pytest.approx(mean) and filled.difference == pytest.approx(mean - (cell.paper or 0))
+        spread = (sum((v - mean) ** 2 for v in values.values()) / max(1, len(values) - 1)) ** 0.5
+        assert filled.std == (pytest.approx(spread) if len(values) > 1 else None)
+        assert fill(table, records, seeds=1)[0].row.quoted
+        few = next(r for r in fill(table, records, seeds=1) if r.row.name == row).cells[0]
+        assert few.values == [values[0]]
+
+
+def test_quoted_rows_and_missing_data_are_never_measured() -> None:
+    rows = {row.row.name: row.cells for row in fill(paper.table("table1"), recorded(ROOT / "results"))}
+    assert {c.state for c in rows["TPCIL"]} == {"quoted"} and all(not c.found for c in rows["TPCIL"])
+    needs = [c.needs for c in rows["PODNet"]]
+    assert needs == [None] * 3 + ["imagenet-subset"] * 3 + ["imagenet"] * 2
+    assert fill(paper.table("table4"), NONE)[2].cells[0].state == "none"  # Meta with one image: no such run
+
+
+def test_each_run_is_wanted_once_and_what_is_recorded_is_not_missing(tmp_path: Path) -> None:
+    tables = [paper.table(name) for name in ("table1", "table4", "table6")]
+    runs = wanted(tables, 2)
+    assert len({(key(r), r.seed) for r in runs}) == len(runs)
+    assert {r.dataset for r in runs} == {"cifar100"} and {r.seed for r in runs} == {0, 1}
+    one = runs[0]
+    records = recorded_with(tmp_path, {0: 1.0}, one)
+    left = missing(runs, records)
+    assert len(left) == len(runs) - 1
+    assert [r.seed for r in left if key(r) == key(one)] == [1]
+
+
+# The button -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "cache" / "store"))
+    return tmp_path
+
+
+def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["paper", "confusion", "--dataset", "digits", "--rows", "il-baseline,nothing", "--results", "records"]
+    assert command(words) == 2
+    assert "unknown row 'nothing'" in capfd.readouterr().err
+    words[words.index("--rows") + 1] = "balanced"
+    assert command([*words, "--dry-run"]) == 0
+    listed = capfd.readouterr().out
+    asked_for = "equipoise run il-baseline --loss balanced --dataset digits --steps 5 --memory 20 --seed 0"
+    assert asked_for in listed and "1 runs" in listed and not (here / "records").exists()
+    assert (here / "cache" / "speed.json").is_file()
+
+    assert command([*words, "--workers", "1"]) == 0
+    out = capfd.readouterr().out
+    (made,) = (here / "records").rglob("result.json")
+    final = json.loads(made.read_text())["final"]["top1"]
+    assert f"{final:.2f}" in out and made.parent.parent == here / "records" / "digits"
+    written = made.stat().st_mtime_ns
+    assert command([*words, "--format", "csv"]) == 0
+    again = capfd.readouterr().out
+    assert made.stat().st_mtime_ns == written and "running" not in again
+    assert f"{final:.4f}" in again and asked_for in again
+    assert command([*words, "--dry-run"]) == 0
+    assert "nothing is missing" in capfd.readouterr().out
+    # What the table asks for and what `run` does are one and the same.
+    shutil.rmtree(here / "cache")
+    alone = run(parsed_run(shlex.split(asked_for)[2:], "run")[1], here / "alone")
+    assert alone["final"]["top1"] == final
+
+
+def test_timed_runs_reuse_nothing(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["paper", "costs", "--dataset", "digits", "--rows", "il-baseline", "--results", "records"]
+    assert command([*words, "--rows", "meta"]) == 0
+    (made,) = (here / "records" / "alone").rglob("result.json")
+    assert json.loads(made.read_text())["reused"] is None
+    assert not (here / "cache" / "store").exists()
+
+
+def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = paper.rehearsed(paper.table("confusion"))
+    good, bad, _ = table.rows
+    run_of = bad.cells[0].run
+    assert run_of is not None and good.cells[0].run is not None
+    short = Recipe(epochs=1, batch=32, lr=0.05)
+    cells = (replace(good.cells[0], run=replace(good.cells[0].run, recipe=short)),)
+    broken = (replace(bad.cells[0], run=replace(run_of, recipe=replace(short, lr=1e9))),)
+    made = replace(table, rows=(replace(bad, cells=broken), replace(good, cells=cells)))
+    monkeypatch.setattr(reproduce, "chosen", lambda *words: [made])
+    assert command(["paper", "confusion", "--workers", "1"]) == 1
+    said = capfd.readouterr()
+    assert "diverged" in said.err and "1 of 2 runs failed" in said.err
+    assert len(list((here / "results").rglob("result.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["tabel1"], 2, "did you mean 'table1'"),
+        (["table1", "--dataset", "cifar10"], 2, "did you mean 'cifar100'"),
+        (["table2", "--dataset", "cifar100"], 2, "there is nothing on cifar100"),
+        (["table2"], 1, "cannot load imagenet"),
+        (["table1", "--dataset", "imagenet"], 1, "cannot load imagenet"),
+        (["table1", "--seeds", "0"], 2, "seeds must be a whole number of 1 or more"),
+        (["table1", "--dataset", "digits", "--workers", "0"], 2, "workers must be 1 or more"),
+        (["table1", "--dataset", "digits", "--device", "gpu"], 2, "device"),
+        (["table6", "--dataset", "cifar100", "--data", "nowhere"], 1, "nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    words: list[str], code: int, says: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["paper", *words]) == code
+    err = capfd.readouterr().err
+    assert says in err and "Traceback" not in err
+    assert not list(here.rglob("run.json"))
+
+
+def test_the_overview_names_every_table(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert command(["paper", "--dataset", "digits"]) == 0
+    out = capfd.readouterr().out
+    assert all(table.id in out for table in paper.tables())
+
+
+def test_a_rehearsal_has_every_row_that_has_a_run() -> None:
+    for table in paper.tables():
+        rows = [row for row in table.rows if any(c.run and c.run.dataset == "cifar100" for c in row.cells)]
+        small = paper.rehearsed(table)
+        assert {row.name for row in small.rows} <= {row.name for row in rows}
+        assert all(c.paper is None and c.run and c.run.dataset == "digits" for row in small.rows for c in row.cells)
+        for row in small.rows:
+            for cell in row.cells:
+                assert cell.run is not None
+                prepare(cell.run, loaded=DIGITS)
+
+
+DIGITS = load("digits")
+
+
+def test_an_unknown_table_is_refused() -> None:
+    with pytest.raises(UsageError, match="table7"):
+        paper.table("table7")
+
+
+def test_the_memory_of_a_table_is_one_that_runs_take() -> None:
+    assert {str(Budget.parse(r.memory)) for r in every_run()} == {"0", "1", "5", "10", "20", "50", "total:20000"}
