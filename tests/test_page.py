@@ -381,6 +381,42 @@ def test_matrices_show_class_and_count(opened):
 
 
 @needs_browser
+def test_a_tap_shows_values_until_another_tap(opened):
+    driver = opened(sample(), width=390, height=844, phone=True)
+
+    def tap(element):
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        script = "const r = arguments[0].getBoundingClientRect(); return {x: r.x + r.width / 2, y: r.y + r.height / 2}"
+        place = driver.execute_script(script, element)
+        until(driver, lambda: driver.execute_script(script, element) == place)
+        driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [place]})
+        driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+    tap(one(driver, "#figure-lines svg.lines"))
+    until(driver, lambda: "classes: 20" in tooltip(driver))
+    driver.execute_script("arguments[0].scrollIntoView()", one(driver, "#figure-confusion"))
+    canvas = one(driver, "#figure-confusion canvas")
+    until(driver, lambda: canvas.rect["width"] > 200)
+    tap(canvas)
+    until(driver, lambda: "true class" in tooltip(driver))
+    tap(one(driver, "#figure-confusion figcaption"))
+    until(driver, lambda: not one(driver, "#tooltip").is_displayed())
+
+
+@needs_browser
+def test_paper_is_white_and_has_every_matrix(opened):
+    driver = opened(sample(), theme="dark")
+    dark = background(driver)
+    driver.execute_script(
+        "addEventListener('beforeprint', () => (window.printed = getComputedStyle(document.body).color))"
+    )
+    driver.execute_cdp_cmd("Page.printToPDF", {})
+    assert max(map(int, re.findall(r"\d+", driver.execute_script("return window.printed")))) < 100  # dark text
+    assert len(all_of(driver, "#figure-confusion canvas")) == 1
+    assert background(driver) == dark
+
+
+@needs_browser
 def test_cells_of_a_matrix_are_whole_pixels_and_darker_for_more(opened):
     data = sample()
     data["runs"][1]["confusion"] = [[0, 1, 10, 100], [0, 0, 0, 111], [0, 0, 111, 0], [0, 0, 0, 111]]
@@ -568,10 +604,8 @@ def test_parts_may_be_missing(opened, data, sections):
     driver = opened(data)
     shown = [link.text for link in all_of(driver, "nav a")]
     assert shown[-1] == "Runs" and (sections is None or shown == sections)
-    for entry in all_of(driver, "summary"):
-        click(driver, entry)
-    for button in all_of(driver, "button.cell"):
-        click(driver, button)
+    driver.execute_script("for (const each of document.querySelectorAll('summary, button.cell')) each.click()")
+    until(driver, lambda: len(all_of(driver, ".run")) == len(all_of(driver, "details")))
 
 
 def test_the_same_records_make_the_same_page():

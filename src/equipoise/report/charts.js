@@ -119,11 +119,17 @@ function hideTooltip() {
   tooltip.hidden = true;
 }
 
+let explored = null; // whose values the tooltip shows
+
 /** Show values where a pointer is or where the arrow keys move to; a finger that is lifted leaves them there. */
 function explore(target, { at, move, leave }) {
   const arrows = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  const gone = () => (leave(), hideTooltip());
+  const gone = () => {
+    leave();
+    if (explored === target) hideTooltip(); // a tap elsewhere has shown its own before the focus leaves here
+  };
   const pointed = (event) => {
+    explored = target;
     const { left, top } = target.getBoundingClientRect();
     at(event.clientX - left, event.clientY - top, event.clientX, event.clientY);
   };
@@ -137,6 +143,7 @@ function explore(target, { at, move, leave }) {
       if (event.key === "Escape") gone();
       if (!(event.key in arrows)) return;
       event.preventDefault(); // the arrows would scroll the page
+      explored = target;
       const { left, top } = target.getBoundingClientRect();
       move(...arrows[event.key], left, top);
     },
@@ -352,13 +359,15 @@ function headlineChart(rows) {
     !none(paper) && s("circle", { class: "ring", cx: x(paper), cy: "50%", r: 6.5 }),
     !none(ours) && s("circle", { class: "dot", cx: x(ours), cy: "50%", r: 3.8 }));
   const line = (row) => h("tr", {}, h("th", { scope: "row" }, row.name), h("td", { class: "track" }, track(row)),
-    h("td", { class: "ours" }, fixed(row.ours), deviation(row)), h("td", { class: "paper" }, fixed(row.paper)),
+    h("td", { class: none(row.ours) ? "paper" : "ours" }, fixed(row.ours), deviation(row)),
+    h("td", { class: "paper" }, fixed(row.paper)),
     h("td", { class: "paper" }, none(row.ours) || none(row.paper) ? "" : signed(row.ours - row.paper)));
   const circle = (name, r) => s("svg", { width: 16, height: 16, "aria-hidden": "true" },
     s("circle", { class: name, cx: 8, cy: 8, r }));
   const label = (v) => s("text", { class: "tick", x: x(v), y: 14, "text-anchor": "middle" }, short(v));
   return h("table", { class: "headline" },
-    h("thead", {}, h("tr", {}, h("td"), h("td", { class: "track" }), h("th", { scope: "col" }, circle("dot", 3.8), "measured"),
+    h("thead", {}, h("tr", {}, h("td"), h("td", { class: "track" }),
+      h("th", { scope: "col" }, circle("dot", 3.8), "measured"),
       h("th", { scope: "col" }, circle("ring", 6.5), "paper"), h("th", { scope: "col" }, "difference"))),
     h("tbody", {}, rows.map(line)),
     h("tfoot", { "aria-hidden": "true" }, h("tr", {}, h("td"),
@@ -463,10 +472,11 @@ function matrixOf(run) {
     h("div", { class: "matrix" }, h("div", { class: "side" }, "true class"), h("div", { class: "rows" }, parts()),
       field, h("div", { class: "columns" }, parts()), h("div", { class: "below" }, "predicted class")),
     colourBar(most));
-  let width = 0;
-  const paint = () => width && paintMatrix(canvas, { counts, size, base, most }, width);
+  const paint = () => { // as wide as there is room beside what stands at its left
+    if (box.clientWidth) paintMatrix(canvas, { counts, size, base, most }, Math.min(box.clientWidth - 44, 440));
+  };
   paints.add(paint);
-  whenSized(box, (now) => ((width = Math.min(now - 44, 440)), paint())); // less what stands at its left
+  whenSized(box, paint);
   const name = (i) => h("b", {}, run.class_order?.[i] ?? i);
   showingCells(canvas, field, size, (row, column) => [
     h("p", {}, "true class ", name(row), ", predicted class ", name(column)),

@@ -156,7 +156,8 @@ function paperTable(table) {
     return h("td", {}, button);
   };
   const rowOf = (row) => ({
-    element: h("tr", {}, h("th", { scope: "row" }, row.name, row.quoted && h("span", { class: "tag" }, "quoted")),
+    element: h("tr", {},
+      h("th", { scope: "row" }, row.name, row.quoted && [" ", h("span", { class: "tag" }, "quoted")]),
       columns.map((column) => cellOf(row, column))),
     keys: [{ rank: 0, key: row.name }, ...columns.map((column) => keyOf(find(row, column)))],
   });
