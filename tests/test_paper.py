@@ -172,7 +172,7 @@ def test_quoted_rows_and_missing_data_are_never_measured() -> None:
     rows = {row.row.name: row.cells for row in fill(paper.table("table1"), recorded(ROOT / "results"))}
     assert {c.state for c in rows["TPCIL"]} == {"quoted"} and all(not c.found for c in rows["TPCIL"])
     needs = [c.needs for c in rows["PODNet"]]
-    assert needs == [None] * 3 + ["imagenet-subset"] * 3 + ["imagenet"] * 2
+    assert needs == [None] * 3 + ["imagenet"] * 5
     assert fill(paper.table("table4"), NONE)[2].cells[0].state == "none"  # Meta with one image: no such run
 
 

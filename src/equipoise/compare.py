@@ -48,6 +48,11 @@ def key(run: Run) -> str:
     return digest({k: v for k, v in settings.items() if k != "seed"})
 
 
+def lacking(run: Run) -> str | None:
+    """The data set that a run needs and that cannot be loaded; the subset is taken from the whole of ImageNet."""
+    return None if run.dataset in SHAPES else run.dataset.removesuffix("-subset")
+
+
 def recorded(folder: Path) -> Records:
     """All results below a folder. Of two with the same settings and seed, the first by name counts."""
     if not folder.is_dir():
@@ -95,8 +100,7 @@ class Filled:
     @property
     def needs(self) -> str | None:
         """The data set that it takes and that this version cannot load."""
-        run = self.cell.run
-        return run.dataset if run is not None and run.dataset not in SHAPES else None
+        return None if self.cell.run is None else lacking(self.cell.run)
 
     @property
     def state(self) -> str:

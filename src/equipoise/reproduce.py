@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table as Rich
 
 from . import paper, speed, sweep
-from .compare import NONE, Records, fill, missing, recorded, wanted
-from .datasets import SHAPES
+from .compare import NONE, Records, fill, lacking, missing, recorded, wanted
 from .errors import RunError, UsageError, unknown
 from .local import Local
 from .paper import Table
@@ -63,7 +62,7 @@ def named(name: str, words: Sequence[str]) -> bool:
 def needed(tables: Sequence[Table]) -> list[str]:
     """Data sets that these tables need and that cannot be loaded."""
     runs = [cell.run for table in tables for row in table.rows for cell in row.cells if cell.run is not None]
-    return sorted({run.dataset for run in runs} - SHAPES.keys())
+    return sorted({name for run in runs if (name := lacking(run)) is not None})
 
 
 def results_in(folder: Path) -> Records:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, paper
-from ..compare import Filled, FilledRow, Found, Records, fill
+from ..compare import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
 from ..errors import EquipoiseError
 from ..folder import Result, flat_settings
 from ..paper import Table
@@ -37,6 +37,14 @@ def collected(records: Records) -> dict[str, Any]:
             "hardware": distinct(machine(result) for result in results),
             "torch": distinct(result["versions"]["torch"].split("+")[0] for result in results if "versions" in result),
         },
+        "states": {
+            "close": f"within {ONE:g} points of the paper, or {SEVERAL:g} for the mean of three or more seeds",
+            "better": "further, on the good side",
+            "near": "within twice as much",
+            "off": "beyond",
+        },
+        "headline_caption": "Average incremental accuracy on CIFAR-100: 50 classes, then 5 steps of 10; with 20 images "
+        "of every class kept, or none.",
         "headline": headline(filled),
         "tables": [as_table(*filled[f"table{k}"]) for k in range(1, 7)],
         "figures": list(figures(filled)),
@@ -75,6 +83,7 @@ def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
         "title": table.title,
         "caption": f"{table.caption}.",
         "metric": "accuracy, %",
+        "names": "weight" if table.id == "table5" else "remedy" if table.id == "table6" else "method",
         "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
         "rows": [
             {"name": row.row.name, "quoted": row.row.quoted, "cells": [as_cell(cell) for cell in row.cells]}

@@ -194,7 +194,7 @@ function plainTable(label, columns, rows) {
 /** How to read a cell; what the marks mean comes with the data. */
 function tableKey() {
   const said = (state) => [state, data.states?.[state]].filter(Boolean).join(": ");
-  const marks = ["close", "near", "off"].map((state) =>
+  const marks = Object.keys(data.states || { close: "", near: "", off: "" }).map((state) =>
     h("li", { class: `difference ${state}` }, h("i", { class: "state" }), said(state)));
   const links = data.tables.map(({ id, title }) =>
     h("li", {}, h("a", { href: `#${encodeURIComponent(`table-${id}`)}` }, title)));

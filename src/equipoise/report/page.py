@@ -51,7 +51,7 @@ class Cell(TypedDict):
     std: float | None
     seeds: int
     difference: float | None
-    state: Literal["close", "near", "off", "missing", "needs data", "quoted", "none"]
+    state: Literal["close", "better", "near", "off", "measured", "missing", "needs data", "quoted", "none"]
     why: str | None
     command: str | None
     runs: list[str]
@@ -179,7 +179,7 @@ class RunEntry(TypedDict):
 class Data(TypedDict):
     """Everything on the page.
 
-    `states` says in words what close, near and off mean, `headline_caption` what the chart at the top shows.
+    `states` says in words what close, better, near and off mean, `headline_caption` what the chart at the top shows.
     """
 
     title: str
