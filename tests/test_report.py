@@ -39,6 +39,14 @@ def test_the_committed_report_is_what_the_records_give(made: Path) -> None:
             assert (made / path).read_bytes() == (committed / path).read_bytes(), f"{path}: equipoise report results"
 
 
+@pytest.mark.parametrize("id", ["table1", "table3"])
+def test_the_readme_shows_what_is_recorded(id: str) -> None:
+    table = paper.table(id).on("cifar100")
+    own = [row for row in fill(table, recorded(RESULTS)) if not row.row.quoted]
+    text = "\n".join(tables.markdown(table, own).splitlines()[2:])
+    assert text in (RESULTS.parent / "README.md").read_text()
+
+
 def test_it_is_the_same_again(made: Path, tmp_path: Path) -> None:
     report(RESULTS, tmp_path)
     assert (tmp_path / "index.html").read_bytes() == (made / "index.html").read_bytes()

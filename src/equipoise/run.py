@@ -88,7 +88,7 @@ class Plan:
     def keys(self) -> list[str]:
         """The key of the state after each step."""
         s = self.settings
-        counts = torch.bincount(self.train.of(0, self.sizes[0]).y)
+        counts = torch.bincount(self.train.y)[: self.sizes[0]]
         equal = bool((counts == counts[0]).all())
         at_base = self.run.method.at_base() if equal else self.run.method
         always = {k: s[k] for k in ("seed", "device", "precision", "recipe", "method_code")} | {
