@@ -21,6 +21,7 @@ from .evaluate import confusion_matrix, forgetting, summary
 from .folder import Result
 from .learner import Learner
 from .machine import hardware, versions
+from .record import describe
 from .store import Store
 from .watch import Watch
 
@@ -213,6 +214,7 @@ class Attempt:
     def result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
+        refit = plan.run.method.refitting()
         return {
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
             "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),
@@ -223,7 +225,7 @@ class Attempt:
             "confusion": self.confusion.tolist(),
             "class_order": plan.order,
             "run": {k: v for k, v in plan.settings.items() if k != "class_order"},
-            "refit": None if (refit := plan.run.method.refit()) is None else asdict(refit),
+            "refit": None if refit is None else {**asdict(refit), "recipe": describe(refit.recipe)},
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),
             "versions": versions(),

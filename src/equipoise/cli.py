@@ -26,6 +26,7 @@ from .inputs import resolve_device, resolve_precision
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
 from .run import Run, prepare, run
+from .setting import given
 from .show import figures_for, for_output, load_results, print_result, print_table
 from .store import Store, default_store
 from .watch import LiveWatch, PlainWatch
@@ -238,9 +239,14 @@ def run_name(asked: Run) -> str:
     if asked.validation:
         parts.append(f"validation-{asked.validation:g}")
     # Without validation the name is what it was before there was this setting: such folders are found again.
-    names = [f.name for f in dataclasses.fields(Run) if f.name != "validation" or asked.validation]
-    settings = [repr(getattr(asked, name)) for name in names]
+    values = [getattr(asked, f.name) for f in dataclasses.fields(Run) if f.name != "validation" or asked.validation]
+    settings = [_words(value) if isinstance(value, Method) else repr(value) for value in values]
     return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
+
+
+def _words(method: Method) -> str:
+    """As a dataclass shows itself, but without settings that came later and were not given."""
+    return f"{type(method).__qualname__}({', '.join(f'{k}={v!r}' for k, v in given(method).items())})"
 
 
 @dataclass

@@ -95,6 +95,7 @@ class Learner:
         self._live: Live | None = None
         self._learning = False
         self.method.check_memory(self.budget_.share(1))
+        self.method.check_refit(self.budget_.share(1))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in the middle of `learn`, even if it was made there."""

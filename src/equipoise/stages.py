@@ -153,19 +153,20 @@ def finish(learner: Learner, live: Live, data: Images) -> None:
 
 
 def refit(learner: Learner, live: Live) -> None:
-    """Train the classifier once more, on the memory alone, which is balanced, where the method asks for it.
+    """Train the classifier, or all, once more on the memory alone, which is balanced, where the method asks for it.
 
     It takes seconds, has no checkpoint of its own, and is done again where it was cut off.
     """
     state, method = live.state, learner.method
     assert state.net is not None and state.exemplars is not None
-    asked = method.refit()
+    asked = method.refitting()
     if asked is None:
         return
     step = step_on(learner, live, state.exemplars, None, state.exemplars)
     if not asked.taught:
         step.teacher = None
-    for w in state.net.head.refitted():
+    classifier = state.net.head.refitted()
+    for w in classifier if asked.what == "classifier" else state.net.parameters():
         w.requires_grad_(True)
     at = Position({name: torch.zeros_like(w) for name, w in trained(step).items()})
     _, crop = learner.settings_for(image_shape(state.exemplars.x))

@@ -256,7 +256,7 @@ def fit(
         if not math.isfinite(mean):
             advice = "lower --lr" if learned is None else "lower --lr or --alpha-lr"
             if stage != "train":
-                advice = "the classifier is refitted with a rate of its own: leave that out"
+                advice = "lower --refit-lr"
             raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; {advice}")
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
@@ -275,8 +275,9 @@ def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Fea
         return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
     if engine == "fused":
         known = all(net is None or has_kernels(net.backbone) for net in (s.net, s.teacher))
-        if not (bf16 and known and all(side % 4 == 0 for side in s.data.x.shape[2:])):
-            raise UnfitError  # the kernels halve the sides twice, and count in bf16
+        resting = not s.net.training and any(w.requires_grad for w in s.net.backbone.parameters())
+        if not (bf16 and known and all(side % 4 == 0 for side in s.data.x.shape[2:])) or resting:
+            raise UnfitError  # the kernels halve the sides twice, count in bf16, and learn from a batch's statistics
         from .fused import Frozen, Training  # needs Triton, which comes with torch for GPUs
 
         net = Training(s.net) if s.net.training else Frozen(s.net)
