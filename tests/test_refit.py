@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+import re
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from rich.console import Console
 from squares import images
 
 from equipoise import Balanced, ILBaseline, Learner, Method, Recipe, Relaxed, RunError, UsageError, stages
@@ -21,6 +25,8 @@ from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
 from equipoise.record import describe, flat, method_from
 from equipoise.run import Run, prepare, run
+from equipoise.train import Epoch
+from equipoise.watch import LiveWatch, PlainWatch, Watch
 
 TUNED = ILBaseline(mitigation="balanced-finetuning")
 REFITTED = [TUNED, LUCIR(finetune=True), LUCIR(mitigation="balanced-finetuning"), PODNet()]
@@ -275,3 +281,77 @@ def test_an_older_folder_agrees_and_another_refit_does_not(tmp_path: Path, monke
     assert run(asked, tmp_path) == result
     with pytest.raises(RunError, match=r"settings: refit_what \(there None, here all\);"):
         run(replace(asked, method=saying(TUNED, what="all")), tmp_path)
+
+
+# Its progress -------------------------------------------------------------------------------------------------
+
+
+def test_who_learns_hears_of_the_refit_and_learns_the_same() -> None:
+    made = [Learner(PODNet(), 4, recipe=Recipe(epochs=2, batch=16), device="cpu") for _ in range(2)]
+    told: list[tuple[int, int, int]] = []
+    own: list[int] = []
+    for classes in (range(3), range(3, 5), range(5, 6)):
+        x, y = images(classes)
+        made[0].learn(x, y)
+        made[1].learn(x, y, lambda one: own.append(len(told)), refit=lambda e: told.append((e.step, e.epoch, e.epochs)))
+    assert told == [(t, k, 20) for t in (1, 2) for k in range(1, 21)]
+    assert own == [0] * 4 + [20] * 2, "the callback hears of the step's own epochs only, which come before"
+    x, _ = images(range(6))
+    assert torch.equal(made[0].logits(x), made[1].logits(x))
+
+
+class Refits(Watch):
+    """Notes epochs of steps and of refits, and says stop in one of the latter."""
+
+    def __init__(self, stop: tuple[int, int] | None = None) -> None:
+        self.told: list[tuple[str, int, int]] = []
+        self.stop = stop
+
+    def epoch(self, e: Epoch) -> None:
+        self.told.append(("train", e.step, e.epoch))
+
+    def refit(self, e: Epoch) -> None:
+        self.told.append(("refit", e.step, e.epoch))
+        if (e.step, e.epoch) == self.stop:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_run_that_is_stopped_in_a_refit_does_it_again(tmp_path: Path) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _, asked = parsed_run([*ASKED[1:], "--refit-epochs", "3"], "run")
+    straight, watch = tmp_path / "straight", Refits()
+    run(asked, straight, watch=watch)
+    assert watch.told == [("train", 0, 1), ("train", 1, 1), *(("refit", 1, k) for k in (1, 2, 3))]
+    with pytest.raises(KeyboardInterrupt):
+        run(asked, tmp_path / "stopped", watch=Refits((1, 2)))
+    again = Refits()
+    run(asked, tmp_path / "stopped", watch=again)
+    assert again.told == [("refit", 1, k) for k in (1, 2, 3)]
+    texts = [(folder / "metrics.jsonl").read_text() for folder in (straight, tmp_path / "stopped")]
+    lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
+    one, other = ([(e["step"], e["epoch"], e["loss"]) for e in each] for each in lines)
+    assert one == other == [(t, 1, e["loss"]) for t, e in enumerate(lines[0])], "a refit is no epoch of the step"
+    assert len({json.dumps(json.loads((f / "result.json").read_text())["confusion"]) for f in tmp_path.iterdir()}) == 1
+
+
+LINE = r"step 1/1, refitting on the memory, epoch (\d)/3: loss [\d.]+"
+
+
+@pytest.mark.usefixtures("isolated")
+def test_plain_lines_tell_of_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command([*ASKED, "--refit-epochs", "3", "--out", "few"]) == 0
+    assert re.findall(LINE, capsys.readouterr().err) == ["3"], "seconds apart, and the last"
+    monkeypatch.setattr("equipoise.cli.PlainWatch", lambda: PlainWatch(every=0))
+    assert command([*ASKED, "--refit-epochs", "3", "--out", "all"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [found[1] for line in lines if (found := re.fullmatch(LINE, line))] == ["1", "2", "3"]
+
+
+def test_the_live_display_tells_of_it() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    watch = LiveWatch(console)
+    watch.begin({"recipe": {"epochs": 1}}, [10, 10])
+    watch.refit(Epoch(1, 2, 3, 0.5, 0.01, None, 100.0, 1.0))
+    watch.close()
+    assert watch.bar.tasks[0].fields["words"] == "step 1/1, refitting on the memory, epoch 2/3: loss 0.5000"

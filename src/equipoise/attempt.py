@@ -23,6 +23,7 @@ from .learner import Learner
 from .machine import hardware, versions
 from .record import describe
 from .store import Store
+from .train import Epoch
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Attempt:
                 step = plan.train.of(*plan.edges(t))
                 self.training = True
                 self.waiting = time.perf_counter()
-                learner.learn(step.x, step.y, self.at_epoch_end, partial(self.tick, t))
+                learner.learn(step.x, step.y, self.at_epoch_end, partial(self.tick, t), self.at_refit_epoch_end)
                 self.training = False
             accuracies = self.measure(t)
             trained = next((line["seconds"] for line in reversed(self.lines) if line["step"] == t), 0.0)
@@ -181,6 +182,12 @@ class Attempt:
         self.watch.epoch(e)
         if self.stopping:
             self.save_checkpoint()
+            raise KeyboardInterrupt
+
+    def at_refit_epoch_end(self, e: Epoch) -> None:
+        """Tell of it. It is not noted: what is saved is the step before its refit, which is done again as a whole."""
+        self.watch.refit(e)
+        if self.stopping:
             raise KeyboardInterrupt
 
     def note(self) -> dict[str, Any]:

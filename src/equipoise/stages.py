@@ -126,7 +126,7 @@ def hold_out(learner: Learner, images: Images, n_old: int, t: int) -> tuple[Imag
     return memory.hold_out(images, h, generator(learner.seed, t, "hold"))
 
 
-def finish(learner: Learner, live: Live, data: Images) -> None:
+def finish(learner: Learner, live: Live, data: Images, on_refit: Callable[[Epoch], None]) -> None:
     """After training: freeze the net, choose the exemplars, refit the classifier, note α."""
     state = live.state
     assert state.net is not None
@@ -147,12 +147,12 @@ def finish(learner: Learner, live: Live, data: Images) -> None:
         which = memory.herding(h, data.y, m)
     state.exemplars = memory.update(state.exemplars, data[which], m)
     if t > 0 and len(state.exemplars) > 1:
-        refit(learner, live)
+        refit(learner, live, on_refit)
     alpha = state.extra.pop("alpha", None)
     state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
 
 
-def refit(learner: Learner, live: Live) -> None:
+def refit(learner: Learner, live: Live, on_epoch: Callable[[Epoch], None]) -> None:
     """Train the classifier, or all, once more on the memory alone, which is balanced, where the method asks for it.
 
     It takes seconds, has no checkpoint of its own, and is done again where it was cut off.
@@ -174,6 +174,6 @@ def refit(learner: Learner, live: Live) -> None:
     with torch.enable_grad(), plain, working_on(learner.device_):
         fit(
             replace(method, mitigation="none"), step, asked.recipe, crop, learner.seed, learner.bf16_, at,
-            lambda epoch: None, engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
+            on_epoch, engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
         )  # fmt: skip
     state.net.eval().requires_grad_(False)
