@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from dataclasses import replace
 from itertools import product
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, ILBaseline, Recipe, RunError, Step
+from equipoise import Balanced, Crop, ILBaseline, Recipe, RunError, Step, UsageError
 from equipoise.data import Images
 from equipoise.heads import LinearHead
 from equipoise.nets import Net, SmallNet
@@ -99,6 +100,28 @@ def test_a_recipe_without_milestones_keeps_its_learning_rate() -> None:
     recipe = Recipe(epochs=7, lr=0.3, milestones=())
     assert {recipe.lr_at(k) for k in range(7)} == {0.3}
     assert [Recipe(epochs=4, lr=1.0, milestones=(0.5, 1.0), decay=0.5).lr_at(k) for k in range(4)] == [1, 1, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 7, 160])
+def test_a_late_cosine_is_the_cosine_of_the_epoch_before(epochs: int) -> None:
+    """As torch's scheduler does it that is told, after each epoch, the number of that epoch instead of the next."""
+    on_time, late = (Recipe(epochs=epochs, lr=0.25, schedule=s) for s in ("cosine", "cosine-late"))  # type: ignore[arg-type]
+    assert [on_time.lr_at(k) for k in range(epochs)] == pytest.approx(
+        [0.25 * (1 + math.cos(math.pi * k / epochs)) / 2 for k in range(epochs)], rel=1e-12
+    )
+    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, epochs)
+    for epoch in range(epochs):
+        assert late.lr_at(epoch) == pytest.approx(sgd.param_groups[0]["lr"], rel=1e-12), epoch
+        sgd.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch would rather not be told
+            scheduler.step(epoch)
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(UsageError, match="'steps', 'cosine' or 'cosine-late', not 'linear'"):
+        Recipe(schedule="linear")  # type: ignore[arg-type]
 
 
 # Batches ------------------------------------------------------------------------------------------------------

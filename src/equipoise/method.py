@@ -32,8 +32,8 @@ class Recipe:
     """when the learning rate falls, as fractions of the epochs (0.4 of 250: after epoch 100)"""
     decay: float = 0.1
     """what the learning rate is multiplied by at a milestone"""
-    schedule: Literal["steps", "cosine"] = "steps"
-    """how the learning rate falls: at milestones, or as a cosine to 0, without any"""
+    schedule: Literal["steps", "cosine", "cosine-late"] = "steps"
+    """how the learning rate falls: at milestones, as a cosine to 0, or as one an epoch late, as in PODNet's code"""
     batch: int = 128
     """images in a batch; a smaller training set is one batch"""
     momentum: float = 0.9
@@ -55,13 +55,14 @@ class Recipe:
         check("momentum", self.momentum, least=0, below=1)
         check("weight-decay", self.weight_decay, least=0, most=1e12)
         check("clamp", self.clamp, least=0)
-        if self.schedule not in ("steps", "cosine"):
-            raise UsageError(f"schedule must be 'steps' or 'cosine', not {self.schedule!r}")
+        if self.schedule not in ("steps", "cosine", "cosine-late"):
+            raise UsageError(f"schedule must be 'steps', 'cosine' or 'cosine-late', not {self.schedule!r}")
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 0."""
-        if self.schedule == "cosine":
-            return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        if self.schedule != "steps":
+            done = epoch if self.schedule == "cosine" else max(0, epoch - 1)
+            return self.lr * (1 + math.cos(math.pi * done / self.epochs)) / 2
         return self.lr * self.decay ** sum(epoch >= max(1, round(m * self.epochs)) for m in self.milestones)
 
 
