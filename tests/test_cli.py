@@ -505,6 +505,7 @@ OUT_OF_RANGE = {
     "weight-decay": ("standard", "-0.1", "nan", "inf"),
     "seed": ("standard", "-1"),
     "validation": ("standard", "-0.1", "1", "1.5", "nan", "inf"),
+    "brightness": ("standard", "-0.1", "1.5", "nan"),
     "checkpoint": ("standard", "-1", "nan"),
     "evaluate-every": ("standard", "-1"),
 }

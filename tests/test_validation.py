@@ -234,6 +234,20 @@ def test_settings_that_came_later_do_not_rename_the_folders_of_runs_without_them
     assert run_name(parsed_run(words.split(), "run")[1]) == name
 
 
+def test_no_brightness_is_not_even_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, bright = small(validation=0.0), small(validation=0.0, brightness=0.25)
+    plans = [prepare(one) for one in (plain, replace(plain, brightness=0.0), bright)]
+    assert plans[0].settings["augment"] == {"pad": 1, "flip": False}, "as older records and keys have it"
+    assert plans[0].settings == plans[1].settings and plans[0].keys() == plans[1].keys()
+    assert plans[2].settings["augment"] == {"pad": 1, "flip": False, "brightness": 0.25}
+    assert not set(plans[0].keys()) & set(plans[2].keys()) and run_name(plain) != run_name(bright)
+    result = run(plain, tmp_path)
+    monkeypatch.setattr("equipoise.stages.fit", None)
+    assert run(plain, tmp_path) == result
+    with pytest.raises(RunError, match=r"settings: brightness \(there None, here 0.25\);"):
+        run(bright, tmp_path)
+
+
 # The command
 
 
@@ -272,3 +286,15 @@ def test_the_flag_reaches_the_run(isolated: None, capsys: pytest.CaptureFixture[
     assert result["run"]["validation"] == 0.2 and np.sum(result["confusion"]) == 280
     assert command(words) == 1
     assert "validation (there 0.2, here 0.0)" in capsys.readouterr().err
+
+
+def test_the_flag_of_the_brightness_reaches_training(isolated: None, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--steps", "1"]
+    assert command([*words, "--out", "plain"]) == 0
+    assert command([*words, "--brightness", "0.25", "--out", "bright"]) == 0
+    plain, bright = (json.loads(Path(name, "result.json").read_text()) for name in ("plain", "bright"))
+    assert bright["run"]["augment"]["brightness"] == 0.25 and "brightness" not in plain["run"]["augment"]
+    assert bright["reused"] is None and bright["confusion"] != plain["confusion"]
+    model = Learner.load("bright/model")
+    assert model.augment is not None and model.augment.brightness == 0.25
+    assert "brightness" in shown(capsys, "plain", "bright")

@@ -238,9 +238,8 @@ def run_name(asked: Run) -> str:
     parts = [asked.method.name, asked.method.loss.name, asked.dataset, f"memory-{asked.memory}", f"seed-{asked.seed}"]
     if asked.validation:
         parts.append(f"validation-{asked.validation:g}")
-    # Without validation the name is what it was before there was this setting: such folders are found again.
-    values = [getattr(asked, f.name) for f in dataclasses.fields(Run) if f.name != "validation" or asked.validation]
-    settings = [_words(value) if isinstance(value, Method) else repr(value) for value in values]
+    # Without settings that came later the name is what it was before: such folders are found again.
+    settings = [_words(value) if isinstance(value, Method) else repr(value) for value in given(asked).values()]
     return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
 
 

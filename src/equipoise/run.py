@@ -11,6 +11,7 @@ import torch
 
 from . import checkpoint, mitigation, record
 from .attempt import BASED, Attempt
+from .augment import Crop
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load, split
 from .errors import check
@@ -20,6 +21,7 @@ from .learner import Learner
 from .memory import Budget
 from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
+from .setting import later
 from .store import UNKNOWN, Store, keys, method_code
 from .watch import Watch
 
@@ -40,7 +42,7 @@ class Run:
     """classes of each step after the base step, instead of a number of steps"""
     order: str = "1993"
     """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
-    validation: float = 0.0
+    validation: float = later(0.0)
     """fraction of the training images of every class to set aside and measure on, instead of the test images"""
     memory: str = "20"
     """exemplars kept: 20 of every class, total:2000 in all, 0, or all"""
@@ -48,6 +50,8 @@ class Run:
     """how exemplars are chosen"""
     recipe: Recipe | None = None
     """how to optimise; None for the method's own recipe"""
+    brightness: float = later(0.0)
+    """how much darker or brighter training images become at most, as a fraction; PODNet's own code has 63/255"""
     seed: int = 0
     """of weights, batches, augmentation and everything else that is random"""
     device: str = "auto"
@@ -93,7 +97,7 @@ class Plan:
             # The order in which a CPU adds depends on how many threads it adds with.
             "threads": torch.get_num_threads() if s["device"] == "cpu" else None,
             "data": self.data.fingerprint,
-            "augment": record.describe(self.data.augment),
+            "augment": s["augment"],
             "normalise": [self.data.mean, self.data.std],
         }
         if s["validation"]:  # else not even its name: the keys are what they were before there was this setting
@@ -121,8 +125,8 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
     budget = Budget.parse(run.memory)
     check("seed", run.seed, least=0, whole=True)
     check("validation", run.validation, least=0, below=1)
-    run = replace(run, seed=int(run.seed), validation=float(run.validation))
-    _learner(run, budget)  # a bad setting is said before any data is looked for
+    _learner(run, budget, augment=Crop(brightness=run.brightness))  # a bad one is said before data is looked for
+    run = replace(run, seed=int(run.seed), validation=float(run.validation), brightness=float(run.brightness))
     loaded = loaded or load(run.dataset, data, progress)
     classes = len(loaded.classes)
     order = class_order(run.order, classes)
@@ -130,7 +134,8 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
     steps = 5 if run.steps is None and run.increment is None else run.steps
     sizes = step_sizes(classes, base, steps, run.increment)
     run.method.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
-    learner = _learner(run, budget, augment=loaded.augment, normalise=(loaded.mean, loaded.std))
+    augment = replace(loaded.augment, brightness=run.brightness)
+    learner = _learner(run, budget, augment=augment, normalise=(loaded.mean, loaded.std))
     # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
     position = torch.empty(classes, dtype=torch.long)
     position[torch.tensor(order)] = torch.arange(classes)
@@ -153,7 +158,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
         "device": learner.device_.type,
         "precision": "bf16" if learner.bf16_ else "fp32",
         "recipe": record.describe(recipe),
-        "augment": record.describe(loaded.augment),
+        "augment": record.describe(augment),
         "normalise": [list(loaded.mean), list(loaded.std)],
         "data": loaded.fingerprint,
     }

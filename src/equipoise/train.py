@@ -77,7 +77,7 @@ class Batches:
         self.size = min(size, self.length)
         self.most = most or -(-self.length // self.size) + 1
         self.which = images.y.new_zeros(self.most, self.size)
-        self.shifts = images.y.new_zeros(self.most, self.size, 3)
+        self.shifts = images.y.new_zeros(self.most, self.size, crop.numbers)
         self.at = images.y.new_zeros(1)
 
     def edge(self, epochs: int) -> int:
@@ -98,7 +98,7 @@ class Batches:
         self.at.zero_()
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """The next batch: images, cropped and mirrored, and labels."""
+        """The next batch: images, augmented, and labels."""
         which = self.which.index_select(0, self.at)[0]
         shifts = self.shifts.index_select(0, self.at)[0]
         self.at += 1
