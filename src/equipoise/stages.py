@@ -92,10 +92,11 @@ def train(
     live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
     plain = torch.autocast(learner.device_.type, enabled=False)  # whatever the caller is in the middle of
     with torch.enable_grad(), plain, working_on(learner.device_):
-        # What could not be compiled or recorded once is not tried again in every step.
+        # What could not be compiled or recorded once is neither tried nor said again in every step.
         learner.engine_ = fit(
-            method, step, recipe, crop, learner.seed, learner.bf16_, live.at, on_epoch, tick, learner.engine_
-        )
+            method, step, recipe, crop, learner.seed, learner.bf16_, live.at, on_epoch, tick, learner.engine_,
+            asked=learner.engine == learner.engine_,
+        )  # fmt: skip
 
 
 def step_on(learner: Learner, live: Live, images: Images, held: Images | None, counted: Images) -> Step:
@@ -175,5 +176,6 @@ def refit(learner: Learner, live: Live, on_epoch: Callable[[Epoch], None]) -> No
         fit(
             replace(method, mitigation="none"), step, asked.recipe, crop, learner.seed, learner.bf16_, at,
             on_epoch, engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
+            asked=learner.engine == learner.engine_ and step.t == 1,  # said once
         )  # fmt: skip
     state.net.eval().requires_grad_(False)
