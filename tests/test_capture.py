@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from squares import images
 from torch import Tensor
 
-from equipoise import Balanced, Crop, ILBaseline, Meta, Recipe
+from equipoise import Balanced, Crop, ILBaseline, Learner, Meta, Recipe
 from equipoise import capture as capture_module
-from equipoise.capture import Engine, prepared
+from equipoise.capture import Engine, UnfitError, prepared
 from equipoise.data import Images
+from equipoise.heads import LinearHead
 from equipoise.method import Step
-from equipoise.nets import LinearTrunk, ResNet32, SmallNet
+from equipoise.methods.podnet import PODNet
+from equipoise.nets import LinearTrunk, Net, ResNet32, SmallNet
 from equipoise.randomness import generator
 from equipoise.state import new_net
-from equipoise.train import Position, fit, has_kernels, working_on
+from equipoise.train import Position, fit, has_kernels, unfit, working_on
 
 
 def recorded(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
@@ -118,6 +121,71 @@ def test_what_cannot_be_recorded_is_said_once_and_done_all_the_same(
     assert [r.getMessage() for r in caplog.records] == [
         f"training cannot be {engine} here, and is slower: no such driver" for engine in ("compiled", "captured")
     ]
+
+
+def unfit_of(backbone: Any, bf16: bool = True, shape: tuple[int, int] = (32, 32), **training: bool) -> str | None:
+    """Why there would be no kernels for a net with this backbone."""
+    net = Net(backbone, LinearHead(64), torch.zeros(3), torch.ones(3))
+    net.train(training.get("moving", True)).requires_grad_(training.get("learning", True))
+    data = Images(torch.zeros(4, 3, *shape, dtype=torch.uint8), torch.zeros(4).long())
+    n = torch.ones(1)
+    return unfit(Step(0, 0, (1,), n, n, data, None, net, None), bf16)
+
+
+def test_why_there_are_no_kernels() -> None:
+    assert unfit_of(ResNet32()) is None and unfit_of(LinearTrunk()) is None
+    assert "precision is fp32" in str(unfit_of(ResNet32(), bf16=False))
+    assert "for this SmallNet" in str(unfit_of(SmallNet(3)))
+    assert "30 x 32 pixels" in str(unfit_of(ResNet32(), shape=(30, 32)))
+    assert unfit_of(ResNet32(), moving=False, learning=False) is None, "a classifier on a net that rests"
+    assert "batch norms rest" in str(unfit_of(ResNet32(), moving=False)), "their gradient would be silently 0"
+
+
+def test_another_engine_than_the_one_asked_for_is_said_once_and_why(
+    like_a_gpu: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {}
+    for asked in ("auto", "fused"):
+        learner = Learner(PODNet(refit_what="all", refit_statistics="rest"), 4, recipe=Recipe(epochs=1), device="cpu")
+        learner.engine, learner.engine_ = asked, "fused"  # as on a GPU
+        with caplog.at_level(logging.WARNING, "equipoise"):
+            for classes in (range(3), range(3, 5), range(5, 6)):
+                learner.learn(*images(classes))
+        assert learner.engine_ == "compiled"
+        said[asked] = [r.getMessage() for r in caplog.records]
+        caplog.clear()
+    words = "training is compiled instead of fused: our kernels count in bf16, and the precision is fp32"
+    assert said == {"auto": [], "fused": [words]}
+
+
+def test_a_refit_that_our_kernels_cannot_do_is_said_once(
+    like_a_gpu: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[None, None]:
+        if engine == "fused" and not s.net.training:
+            raise UnfitError("batch norms rest")
+        return None, None
+
+    monkeypatch.setattr("equipoise.train.stand_ins", stand_ins)
+    learner = Learner(PODNet(refit_what="all", refit_statistics="rest"), 4, recipe=Recipe(epochs=1), device="cpu")
+    learner.engine = learner.engine_ = "fused"
+    with caplog.at_level(logging.WARNING, "equipoise"):
+        for classes in (range(3), range(3, 5), range(5, 6)):
+            learner.learn(*images(classes))
+    assert learner.engine_ == "fused", "the steps themselves go on with it"
+    assert [r.getMessage() for r in caplog.records] == ["training is compiled instead of fused: batch norms rest"]
+
+
+def test_an_engine_that_is_not_made_for_it_is_no_failure(like_a_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
+    def make(engine: Engine) -> list[Callable[[], None]]:
+        if engine == "fused":
+            raise UnfitError("it is too warm")
+        return [lambda: None]
+
+    with caplog.at_level(logging.WARNING, "equipoise"):
+        assert prepared("fused", make, [])[1] == "compiled" and not caplog.records
+        assert prepared("fused", make, [], asked=True)[1] == "compiled"
+    assert [r.getMessage() for r in caplog.records] == ["training is compiled instead of fused: it is too warm"]
 
 
 def test_a_full_gpu_is_not_taken_for_one_that_cannot_record(monkeypatch: pytest.MonkeyPatch) -> None:

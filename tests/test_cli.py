@@ -505,6 +505,7 @@ OUT_OF_RANGE = {
     "weight-decay": ("standard", "-0.1", "nan", "inf"),
     "seed": ("standard", "-1"),
     "validation": ("standard", "-0.1", "1", "1.5", "nan", "inf"),
+    "brightness": ("standard", "-0.1", "1.5", "nan"),
     "checkpoint": ("standard", "-1", "nan"),
     "evaluate-every": ("standard", "-1"),
 }
@@ -529,6 +530,22 @@ def bad(loss, *words, says, memory="20"):
 
 
 BAD_SETTINGS = [
+    *(
+        bad(
+            "standard",
+            "--schedule",
+            s,
+            *words,
+            says=[f"{words[0].split('=')[0]} belongs to --schedule steps", f" {s}:"],
+        )
+        for s in ("cosine", "cosine-late")
+        for words in (
+            ["--milestones", "0.5"],
+            ["--milestones=0.5"],
+            ["--milestones", "0.4", "0.6", "0.8"],
+            ["--decay", "0.5"],
+        )
+    ),
     *(bad("relaxed", "--epsilon", v, says=["epsilon", "0.2%", repr(v)]) for v in ("few", "%", "1/2")),
     bad("meta", "--count", "some", says=["count", "'train' or 'all'", "'some'"]),
     *(bad("standard", "--steps", v, says=[f"--steps {v}", "5 classes", "1, 5"]) for v in ("2", "3", "6", "0", "-1")),
@@ -564,6 +581,17 @@ def test_settings_that_cannot_be_are_refused(capsys, words, says):
     said = refused(capsys, 2, *DIGITS, "--out", "run", *words)
     assert all(part in said for part in says), said
     assert not Path("run").exists() and not Path("store").exists()  # so that nothing is in the way of a better one
+
+
+def test_milestones_of_a_method_with_a_cosine_of_its_own(capsys):
+    """Its own recipe names milestones that do nothing; only those that are given are refused."""
+    assert "--schedule cosine: add --schedule steps" in refused(capsys, 2, "run", "podnet", "--milestones", "0.5")
+    _, asked = cli.parsed_run(["podnet"], "run")
+    assert asked.recipe.schedule == "cosine" and asked.recipe.milestones == Recipe().milestones
+    _, asked = cli.parsed_run(["podnet", "--schedule", "steps", "--milestones", "0.5"], "run")
+    assert asked.recipe.lr_at(80) == pytest.approx(0.01)
+    done(capsys, *SHORT, "--schedule", "cosine", "--out", "run")
+    assert [m["lr"] for m in metrics()] == [0.05, 0.025] * 2
 
 
 def test_the_smallest_budget_that_meta_accepts(capsys):

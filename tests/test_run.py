@@ -400,6 +400,7 @@ def test_what_changes_the_base_step_is_not_shared(tmp_path: Path) -> None:
         small(order="1"),
         small(base=5, steps=5),
         small(precision="bf16"),
+        small(brightness=0.25),
     ]
     recipe: dict[str, Any] = {"epochs": 4, "lr": 0.04, "milestones": (0.5,), "decay": 0.5, "batch": 31}
     recipe |= {"momentum": 0.8, "weight_decay": 0.0, "clamp": 1.0, "schedule": "cosine"}

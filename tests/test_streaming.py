@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from sklearn.covariance import OAS
 from torch import Tensor
 
 from equipoise import Balanced, Learner, Meta, Recipe, Relaxed, Standard, UsageError
+from equipoise.cli import command
 from equipoise.data import Images
 from equipoise.method import Method, Out, Step
 from equipoise.methods.bounds import FineTuning, Joint
@@ -65,6 +68,33 @@ def test_ncm_is_the_nearest_mean_of_directions() -> None:
         for i, h in enumerate(x.numpy()):
             far = np.linalg.norm(h / np.linalg.norm(h) - mean) ** 2
             assert scores[i, k].item() == pytest.approx(-far, abs=1e-5)
+
+
+def test_ncm_without_unit_length_is_the_nearest_mean() -> None:
+    method = NCM(unit_length=False)
+    state = noted(method, *STEPS)
+    x, _ = stream([0, 1, 2, 3, 4, 5], 40, 4)
+    x = x * torch.linspace(0.2, 3, 40, dtype=torch.float64)[:, None]  # lengths that count
+    scores = method.scores(out_of(x), state)
+    assert state["means"].dtype == torch.float64 and scores.dtype == torch.float32 and scores.shape == (40, 6)
+    for k in range(6):
+        mean = np.mean([h for hs, ys in STEPS for h, y in zip(hs.numpy(), ys.tolist()) if y == k], 0)
+        np.testing.assert_allclose(state["means"][k].numpy(), mean, rtol=1e-12)
+        for i, h in enumerate(x.numpy()):
+            assert scores[i, k].item() == pytest.approx(-np.sum((h - mean) ** 2), rel=1e-6)
+    usual = NCM().scores(out_of(x.float()), noted(NCM(), *STEPS))
+    assert (usual.argmax(1) != scores.argmax(1)).any()
+
+
+@pytest.mark.usefixtures("isolated")
+def test_the_command_asks_for_either_ncm_and_shares_the_base_step() -> None:
+    words = ["run", "ncm", "--dataset", "digits", "--epochs", "2", "--steps", "1"]
+    assert command([*words, "--out", "usual"]) == 0 and command([*words, "--no-unit-length", "--out", "plain"]) == 0
+    usual, plain = (json.loads(Path(name, "result.json").read_text()) for name in ("usual", "plain"))
+    assert "unit_length" not in usual["run"] and plain["run"]["unit_length"] is False
+    assert plain["reused"]["steps"] == [0] and plain["confusion"] != usual["confusion"]
+    loaded = Learner.load("plain/model")
+    assert loaded.method == NCM(unit_length=False) and loaded.state_.extra["means"].dtype == torch.float64
 
 
 def test_slda_is_the_stream_image_by_image() -> None:

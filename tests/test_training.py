@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, ILBaseline, Recipe, RunError, Step
+from equipoise import Balanced, Crop, ILBaseline, Recipe, RunError, Step, UsageError
+from equipoise.augment import FINE
 from equipoise.data import Images
 from equipoise.heads import LinearHead
 from equipoise.nets import Net, SmallNet
@@ -99,6 +103,28 @@ def test_a_recipe_without_milestones_keeps_its_learning_rate() -> None:
     recipe = Recipe(epochs=7, lr=0.3, milestones=())
     assert {recipe.lr_at(k) for k in range(7)} == {0.3}
     assert [Recipe(epochs=4, lr=1.0, milestones=(0.5, 1.0), decay=0.5).lr_at(k) for k in range(4)] == [1, 1, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 7, 160])
+def test_a_late_cosine_is_the_cosine_of_the_epoch_before(epochs: int) -> None:
+    """As torch's scheduler does it that is told, after each epoch, the number of that epoch instead of the next."""
+    on_time, late = (Recipe(epochs=epochs, lr=0.25, schedule=s) for s in ("cosine", "cosine-late"))  # type: ignore[arg-type]
+    assert [on_time.lr_at(k) for k in range(epochs)] == pytest.approx(
+        [0.25 * (1 + math.cos(math.pi * k / epochs)) / 2 for k in range(epochs)], rel=1e-12
+    )
+    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, epochs)
+    for epoch in range(epochs):
+        assert late.lr_at(epoch) == pytest.approx(sgd.param_groups[0]["lr"], rel=1e-12), epoch
+        sgd.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch would rather not be told
+            scheduler.step(epoch)
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(UsageError, match="'steps', 'cosine' or 'cosine-late', not 'linear'"):
+        Recipe(schedule="linear")  # type: ignore[arg-type]
 
 
 # Batches ------------------------------------------------------------------------------------------------------
@@ -263,6 +289,59 @@ def test_all_offsets_are_drawn_equally_often(pad: int, flip: bool) -> None:
 def test_the_same_generator_draws_the_same() -> None:
     a, b, c = (Crop(3).draw((4, 5), generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+@pytest.mark.parametrize("eighths", [range(0, 9, 2), range(1, 9, 3)], ids=["darker-and-brighter", "others"])
+def test_brightness_is_a_factor_for_each_image(eighths: range) -> None:
+    """Factors 1 − b to 1 + b in steps that fp32 holds exactly, pixel by pixel: rounded down, and white is the most."""
+    crop, b = Crop(1, True, brightness=0.5), 0.5
+    x = torch.randint(0, 256, (9, 3, 4, 5), generator=generator(0), dtype=torch.uint8)
+    which = torch.tensor([4] * len(eighths))
+    drawn = torch.tensor([[0, 2, k % 2, k * FINE // 8] for k in eighths])
+    found = crop(crop.padded(x), which, drawn)
+    assert found.dtype == torch.uint8 and found.permute(0, 2, 3, 1).is_contiguous()
+    moved = Crop(1, True)(crop.padded(x), which, drawn[:, :3])
+    for i, k in enumerate(eighths):
+        factor = 1 - b + 2 * b * k / 8
+        expected = [min(255, math.floor(v * factor)) for v in moved[i].flatten().tolist()]
+        assert found[i].flatten().tolist() == expected, factor
+
+
+def test_brightness_is_that_of_pillow() -> None:
+    """Which torchvision's ColorJitter, PODNet's own, leaves it to."""
+    crop = Crop(0, False, brightness=63 / 255)
+    x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    drawn = crop.draw((50,), generator(3))
+    found = crop(x, torch.zeros(50, dtype=torch.long), drawn)
+    factors = 1 + crop.brightness * (2 * drawn[:, 3] / FINE - 1)
+    assert factors.min() < 0.8 and factors.max() > 1.2
+    for image, factor in zip(found, factors.tolist()):
+        expected = ImageEnhance.Brightness(Image.fromarray(x[0, 0].numpy())).enhance(factor)
+        assert image[0].tolist() == np.asarray(expected).tolist(), factor
+
+
+def test_brightness_is_drawn_equally_often_and_after_the_rest() -> None:
+    crop = Crop(2, True, brightness=0.25)
+    drawn, usual = crop.draw((80, 100), generator(0)), Crop(2, True).draw((80, 100), generator(0))
+    assert drawn.shape == (80, 100, 4) and drawn.dtype == torch.int64
+    assert torch.equal(drawn[..., :3], usual) and Crop(2, True, brightness=0.0) == Crop(2, True)
+    counts = torch.histc(drawn[..., 3].double(), 16, 0, FINE)
+    assert counts.sum() == 8000 and ((counts - 500).abs() < 5 * math.sqrt(500)).all()
+
+
+def test_training_sees_brightness_and_none_is_as_before() -> None:
+    nets = []
+    for crop in (Crop(2, True), Crop(2, True, brightness=0.0), Crop(2, True, brightness=0.3)):
+        s = base_step(torch.float32)
+        fit(ILBaseline(), s, RECIPE, crop, 0, False, start(s), lambda e: None)
+        nets.append(torch.cat([w.flatten() for w in s.net.parameters()]))
+    assert torch.equal(nets[0], nets[1]) and not torch.equal(nets[0], nets[2])
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, "much", True])
+def test_a_brightness_that_cannot_be_is_refused(bad: object) -> None:
+    with pytest.raises(UsageError, match=r"^brightness must be a number .*, not "):
+        Crop(brightness=bad)  # type: ignore[arg-type]
 
 
 # Named generators ---------------------------------------------------------------------------------------------

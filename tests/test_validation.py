@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import torch
 
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Learner, Recipe, RunError, Standard, UsageError, datasets
-from equipoise.cli import command
+from equipoise.cli import command, parsed_run
 from equipoise.data import Images
 from equipoise.datasets import Dataset, split
 from equipoise.losses import Loss
-from equipoise.record import digest
 from equipoise.run import Plan, Run, prepare, read_result, run, run_name
 from equipoise.store import Store
 from equipoise.watch import Watch
@@ -214,11 +213,39 @@ def test_an_older_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_folder_without_validation_is_named_as_before() -> None:
-    asked = small(validation=0.0)
-    before = digest([repr(getattr(asked, f.name)) for f in fields(Run) if f.name != "validation"])[:6]
-    assert run_name(asked) == f"il-baseline_balanced_digits_memory-5_seed-0_{before}"
+    """Recorded, before there were other settings that came later."""
+    assert run_name(small(validation=0.0)) == "il-baseline_balanced_digits_memory-5_seed-0_7bf087"
     name = run_name(small())
-    assert name.startswith("il-baseline_balanced_digits_memory-5_seed-0_validation-0.1_") and not name.endswith(before)
+    assert name.startswith("il-baseline_balanced_digits_memory-5_seed-0_validation-0.1_")
+    assert not name.endswith("7bf087")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("il-baseline --loss balanced", "il-baseline_balanced_cifar100_memory-20_seed-0_71bc5c"),
+        ("lucir --loss balanced", "lucir_balanced_cifar100_memory-20_seed-0_3db7df"),
+        ("podnet", "podnet_standard_cifar100_memory-20_seed-0_e8492c"),
+        ("ncm", "ncm_standard_cifar100_memory-20_seed-0_66158c"),
+        ("podnet --validation 0.1", "podnet_standard_cifar100_memory-20_seed-0_validation-0.1_e6589d"),
+    ],
+)
+def test_settings_that_came_later_do_not_rename_the_folders_of_runs_without_them(words: str, name: str) -> None:
+    assert run_name(parsed_run(words.split(), "run")[1]) == name
+
+
+def test_no_brightness_is_not_even_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, bright = small(validation=0.0), small(validation=0.0, brightness=0.25)
+    plans = [prepare(one) for one in (plain, replace(plain, brightness=0.0), bright)]
+    assert plans[0].settings["augment"] == {"pad": 1, "flip": False}, "as older records and keys have it"
+    assert plans[0].settings == plans[1].settings and plans[0].keys() == plans[1].keys()
+    assert plans[2].settings["augment"] == {"pad": 1, "flip": False, "brightness": 0.25}
+    assert not set(plans[0].keys()) & set(plans[2].keys()) and run_name(plain) != run_name(bright)
+    result = run(plain, tmp_path)
+    monkeypatch.setattr("equipoise.stages.fit", None)
+    assert run(plain, tmp_path) == result
+    with pytest.raises(RunError, match=r"settings: brightness \(there None, here 0.25\);"):
+        run(bright, tmp_path)
 
 
 # The command
@@ -259,3 +286,15 @@ def test_the_flag_reaches_the_run(isolated: None, capsys: pytest.CaptureFixture[
     assert result["run"]["validation"] == 0.2 and np.sum(result["confusion"]) == 280
     assert command(words) == 1
     assert "validation (there 0.2, here 0.0)" in capsys.readouterr().err
+
+
+def test_the_flag_of_the_brightness_reaches_training(isolated: None, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--steps", "1"]
+    assert command([*words, "--out", "plain"]) == 0
+    assert command([*words, "--brightness", "0.25", "--out", "bright"]) == 0
+    plain, bright = (json.loads(Path(name, "result.json").read_text()) for name in ("plain", "bright"))
+    assert bright["run"]["augment"]["brightness"] == 0.25 and "brightness" not in plain["run"]["augment"]
+    assert bright["reused"] is None and bright["confusion"] != plain["confusion"]
+    model = Learner.load("bright/model")
+    assert model.augment is not None and model.augment.brightness == 0.25
+    assert "brightness" in shown(capsys, "plain", "bright")

@@ -21,7 +21,9 @@ from .evaluate import confusion_matrix, forgetting, summary
 from .folder import Result
 from .learner import Learner
 from .machine import hardware, versions
+from .record import describe
 from .store import Store
+from .train import Epoch
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class Attempt:
                 step = plan.train.of(*plan.edges(t))
                 self.training = True
                 self.waiting = time.perf_counter()
-                learner.learn(step.x, step.y, self.at_epoch_end, partial(self.tick, t))
+                learner.learn(step.x, step.y, self.at_epoch_end, partial(self.tick, t), self.at_refit_epoch_end)
                 self.training = False
             accuracies = self.measure(t)
             trained = next((line["seconds"] for line in reversed(self.lines) if line["step"] == t), 0.0)
@@ -182,6 +184,12 @@ class Attempt:
             self.save_checkpoint()
             raise KeyboardInterrupt
 
+    def at_refit_epoch_end(self, e: Epoch) -> None:
+        """Tell of it. It is not noted: what is saved is the step before its refit, which is done again as a whole."""
+        self.watch.refit(e)
+        if self.stopping:
+            raise KeyboardInterrupt
+
     def note(self) -> dict[str, Any]:
         """What goes on in a checkpoint besides the learner."""
         return {"records": self.records, "lines": self.lines, "reused": self.reused}
@@ -213,6 +221,7 @@ class Attempt:
     def result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
+        refit = plan.run.method.refitting()
         return {
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
             "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),
@@ -223,7 +232,7 @@ class Attempt:
             "confusion": self.confusion.tolist(),
             "class_order": plan.order,
             "run": {k: v for k, v in plan.settings.items() if k != "class_order"},
-            "refit": None if (refit := plan.run.method.refit()) is None else asdict(refit),
+            "refit": None if refit is None else {**asdict(refit), "recipe": describe(refit.recipe)},
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),
             "versions": versions(),

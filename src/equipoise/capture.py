@@ -33,7 +33,7 @@ log = logging.getLogger("equipoise")
 
 
 class UnfitError(Exception):
-    """An engine is not made for what is to be trained: the next one is, and there is nothing to warn of."""
+    """An engine is not made for what is to be trained, and why; the next one is. Said only if it was asked for."""
 
 
 class Aside:
@@ -61,19 +61,24 @@ class Aside:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
-def prepared(engine: Engine, make: Callable[[Engine], Steps], state: Sequence[Tensor]) -> tuple[Steps, Engine]:
+def prepared(
+    engine: Engine, make: Callable[[Engine], Steps], state: Sequence[Tensor], asked: bool = False
+) -> tuple[Steps, Engine]:
     """The steps that `make` makes for an engine, ready to be called as it says.
 
     `state` is every tensor that a step changes; it is left as it was. Where a compiler, a driver or an operator does
-    not go along, that is said and the next simpler engine is taken; the one taken is returned too.
+    not go along, that is said and the next simpler engine is taken; the one taken is returned too. An engine that is
+    not made for this is passed over, with a word where it was `asked` for by name.
     """
     for attempt in ENGINES[ENGINES.index(engine) :]:
         if attempt == "eager":
             break
         try:
             return [captured(step, state) for step in make(attempt)], attempt
-        except UnfitError:
-            pass
+        except UnfitError as error:
+            if asked:
+                simpler = ENGINES[ENGINES.index(attempt) + 1]
+                log.warning("training is %s instead of %s: %s", simpler, attempt, error)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

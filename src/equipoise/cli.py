@@ -118,6 +118,10 @@ def parsed_run(argv: list[str], verb: str) -> tuple[Any, Run]:
         args=argv,
         config=(tyro.conf.OmitArgPrefixes,),
     )
+    for flag in ("--milestones", "--decay"):
+        if f.recipe.schedule != "steps" and any(word.split("=")[0] == flag for word in argv):
+            other = f"{flag} belongs to --schedule steps, not to --schedule {f.recipe.schedule}"
+            raise UsageError(f"{other}: add --schedule steps, or leave {flag} out")
     return f, f.run_with(methods.named(f.method.name), f.method, f.recipe)
 
 

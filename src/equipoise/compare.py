@@ -45,7 +45,7 @@ NONE = Records([], {})
 def key(run: Run) -> str:
     """Equal for runs that differ in the seed only, or in what does not change a result: device, precision, engine."""
     settings = asked(run, len(COUNTS[run.dataset]), SHAPES[run.dataset])
-    return digest({k: v for k, v in settings.items() if k != "seed"})
+    return digest([{k: v for k, v in settings.items() if k != "seed"}, run.brightness])
 
 
 def lacking(run: Run) -> str | None:

@@ -95,6 +95,7 @@ class Learner:
         self._live: Live | None = None
         self._learning = False
         self.method.check_memory(self.budget_.share(1))
+        self.method.check_refit(self.budget_.share(1))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in the middle of `learn`, even if it was made there."""
@@ -139,6 +140,7 @@ class Learner:
         labels: Any,
         callback: Callable[[Learner], None] | None = None,
         tick: Callable[[float], None] | None = None,
+        refit: Callable[[Epoch], None] | None = None,
     ) -> Self:
         """Learn the classes of these images beside those already known.
 
@@ -149,6 +151,8 @@ class Learner:
             callback: called at the end of every epoch with the learner, which can predict and be saved then;
                 `learner.progress_` says where it is. It does not change what is learned.
             tick: called after every batch with the epochs done so far, such as 2.25, to show that it goes on.
+            refit: called at the end of every epoch of a refit on the memory, where the method has one, with what is
+                known of it. By then the step's own epochs are over, and the callback is called no more.
         """
         if self._learning:
             raise UsageError("learn was called by its own callback: a step is learned after the other")
@@ -168,7 +172,7 @@ class Learner:
         self._live, self._learning = live, True
         try:
             stages.train(self, live, data, callback, tick or (lambda epochs: None))
-            stages.finish(self, live, data)
+            stages.finish(self, live, data, refit or (lambda epoch: None))
             self.state_, self._live = live.state, None
         except BaseException:
             self._live = before

@@ -17,6 +17,7 @@ from .heads import Head, LinearHead
 from .losses import Loss, Standard
 from .mitigation import Mitigation
 from .nets import Backbone, Net, Out, ResNet32, SmallNet, scale
+from .setting import later
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Recipe:
     """when the learning rate falls, as fractions of the epochs (0.4 of 250: after epoch 100)"""
     decay: float = 0.1
     """what the learning rate is multiplied by at a milestone"""
-    schedule: Literal["steps", "cosine"] = "steps"
-    """how the learning rate falls: at milestones, or as a cosine to 0, without any"""
+    schedule: Literal["steps", "cosine", "cosine-late"] = "steps"
+    """how the learning rate falls: at milestones, as a cosine to 0, or as one an epoch late, as in PODNet's code"""
     batch: int = 128
     """images in a batch; a smaller training set is one batch"""
     momentum: float = 0.9
@@ -54,13 +55,14 @@ class Recipe:
         check("momentum", self.momentum, least=0, below=1)
         check("weight-decay", self.weight_decay, least=0, most=1e12)
         check("clamp", self.clamp, least=0)
-        if self.schedule not in ("steps", "cosine"):
-            raise UsageError(f"schedule must be 'steps' or 'cosine', not {self.schedule!r}")
+        if self.schedule not in ("steps", "cosine", "cosine-late"):
+            raise UsageError(f"schedule must be 'steps', 'cosine' or 'cosine-late', not {self.schedule!r}")
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 0."""
-        if self.schedule == "cosine":
-            return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        if self.schedule != "steps":
+            done = epoch if self.schedule == "cosine" else max(0, epoch - 1)
+            return self.lr * (1 + math.cos(math.pi * done / self.epochs)) / 2
         return self.lr * self.decay ** sum(epoch >= max(1, round(m * self.epochs)) for m in self.milestones)
 
 
@@ -70,10 +72,25 @@ class Refit:
 
     recipe: Recipe
     """how"""
+    what: Literal["classifier", "all"] = "classifier"
+    """which weights are trained: those of the classifier, rows of old classes included, or all of the net"""
     statistics: Literal["move", "rest"] = "rest"
     """whether batch norms use and move the statistics of batches, or rest"""
     taught: bool = True
     """whether the previous net goes on teaching, or the classification loss is all there is"""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("what is trained", self.what, ("classifier", "all")),
+            ("statistics", self.statistics, ("move", "rest")),
+            ("taught", self.taught, (True, False)),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} must be {known[0]!r} or {known[1]!r}, not {value!r}")
+
+
+REFIT = ("epochs", "lr", "milestones", "what", "statistics", "taught")
+"""what the user may say of a refit, as settings of a method called refit_epochs and so on"""
 
 
 @dataclass
@@ -132,6 +149,18 @@ class Method:
     """the classification loss"""
     mitigation: Mitigation = "none"
     """another remedy for the bias towards new classes, instead of a loss that is one"""
+    refit_epochs: int | None = later(None)
+    """refit: passes over the memory; None for the method's own number"""
+    refit_lr: float | None = later(None)
+    """refit: learning rate at its start; None for the method's own"""
+    refit_milestones: tuple[float, ...] | None = later(None)
+    """refit: when the learning rate falls, as fractions of its epochs; None for the method's own"""
+    refit_what: Literal["classifier", "all"] | None = later(None)
+    """refit: which weights are trained, the classifier's or all; None for what the method has"""
+    refit_statistics: Literal["rest", "move"] | None = later(None)
+    """refit: whether batch norms rest or use and move the statistics of batches; None for what the method has"""
+    refit_taught: bool | None = later(None)
+    """refit: whether the previous net goes on teaching; None for what the method has"""
 
     def __init_subclass__(cls) -> None:
         """A method without a name of its own is called like its class."""
@@ -177,7 +206,7 @@ class Method:
 
         Runs share a base step when these are equal. Equal counts make every λ equal, so the loss is no difference.
         """
-        return replace(self, loss=Standard(), mitigation="none")
+        return replace(self, loss=Standard(), mitigation="none", **{f"refit_{name}": None for name in REFIT})
 
     def learns(self, t: int) -> bool:
         """Whether the net is trained in step t; else the step is `after` alone."""
@@ -200,10 +229,34 @@ class Method:
         """
 
     def refit(self) -> Refit | None:
-        """A second stage after every step but the base step, once the memory has been chosen; None for none."""
+        """A second stage after every step but the base step, once the memory has been chosen; None for none.
+
+        Unless the user says otherwise: `refitting` is what is done.
+        """
         if self.mitigation == "balanced-finetuning":
             return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)), taught=False)
         return None
+
+    def refitting(self) -> Refit | None:
+        """What `refit` says, but for what the user says otherwise."""
+        own = self.refit()
+        if own is None:
+            return None
+        said = {name: value for name in REFIT if (value := getattr(self, f"refit_{name}")) is not None}
+        recipe = {name: said.pop(name) for name in ("epochs", "lr", "milestones") if name in said}
+        try:
+            return replace(own, recipe=replace(own.recipe, **recipe), **said)
+        except UsageError as error:
+            raise UsageError(f"in the refit, {error}") from None
+
+    def check_refit(self, share: int) -> None:
+        """Refuse what is said of a refit if it cannot be or if there is none; `share` is images per class in memory."""
+        said = [name for name in REFIT if getattr(self, f"refit_{name}") is not None]
+        if said and (self.refitting() is None or share < 1):
+            raise UsageError(
+                f"refit-{said[0]} is of a refit on the memory, which is not done here: leave it out, or ask for one "
+                "(mitigation balanced-finetuning, or a method's finetune) with the standard loss and a memory above 0"
+            )
 
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
         """Which images of s.data make one epoch, in which order; the same number in every epoch of a step."""

@@ -15,6 +15,7 @@ from .errors import DataError, EquipoiseError, RunError, UsageError, unknown
 from .inputs import resolve_device
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
+from .setting import given
 
 if TYPE_CHECKING:
     from .learner import Learner
@@ -25,11 +26,10 @@ T = TypeVar("T")
 def describe(value: Method | Loss | Recipe | Crop) -> dict[str, Any]:
     """The fields of a description, with the name of its kind where there are several."""
     plain: dict[str, Any] = {"name": value.name} if isinstance(value, (Method, Loss)) else {}
-    for field in fields(value):
-        one = getattr(value, field.name)
+    for name, one in given(value).items():
         if isinstance(one, np.generic):
             one = one.item()
-        plain[field.name] = describe(one) if isinstance(one, Loss) else list(one) if isinstance(one, tuple) else one
+        plain[name] = describe(one) if isinstance(one, Loss) else list(one) if isinstance(one, tuple) else one
     return plain
 
 
@@ -49,7 +49,7 @@ def method_from(plain: dict[str, Any]) -> Method:
 
 def recipe_from(plain: dict[str, Any]) -> Recipe:
     """The recipe that `describe` described."""
-    return _made(Recipe, {**plain, "milestones": tuple(plain["milestones"])})
+    return _made(Recipe, plain)
 
 
 def crop_from(plain: dict[str, Any]) -> Crop:
@@ -59,7 +59,7 @@ def crop_from(plain: dict[str, Any]) -> Crop:
 
 def _made(kind: type[T], values: dict[str, Any]) -> T:
     try:
-        return kind(**values)
+        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})  # JSON has no tuples
     except TypeError as error:
         raise DataError(f"not a {kind.__name__} of this version of Equipoise: {error}") from None
     except EquipoiseError as error:

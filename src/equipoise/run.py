@@ -12,6 +12,7 @@ import torch
 
 from . import checkpoint, methods, mitigation, record
 from .attempt import BASED, Attempt
+from .augment import Crop
 from .data import Images, class_order, step_sizes
 from .datasets import Dataset, load, split
 from .errors import check, unknown
@@ -22,6 +23,7 @@ from .losses import LOSSES
 from .memory import Budget
 from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
+from .setting import given, later
 from .store import UNKNOWN, Store, keys, method_code
 from .watch import Watch
 
@@ -42,7 +44,7 @@ class Run:
     """classes of each step after the base step, instead of a number of steps"""
     order: str = "1993"
     """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
-    validation: float = 0.0
+    validation: float = later(0.0)
     """fraction of the training images of every class to set aside and measure on, instead of the test images"""
     memory: str = "20"
     """exemplars kept: 20 of every class, total:2000 in all, 0, or all"""
@@ -50,6 +52,8 @@ class Run:
     """how exemplars are chosen"""
     recipe: Recipe | None = None
     """how to optimise; None for the method's own recipe"""
+    brightness: float = later(0.0)
+    """how much darker or brighter training images become at most, as a fraction; PODNet's own code has 63/255"""
     seed: int = 0
     """of weights, batches, augmentation and everything else that is random"""
     device: str = "auto"
@@ -95,7 +99,7 @@ class Plan:
             # The order in which a CPU adds depends on how many threads it adds with.
             "threads": torch.get_num_threads() if s["device"] == "cpu" else None,
             "data": self.data.fingerprint,
-            "augment": record.describe(self.data.augment),
+            "augment": s["augment"],
             "normalise": [self.data.mean, self.data.std],
         }
         if s["validation"]:  # else not even its name: the keys are what they were before there was this setting
@@ -137,19 +141,16 @@ def asked(run: Run, classes: int, shape: tuple[int, int, int]) -> dict[str, Any]
 
 def run_from(settings: Mapping[str, Any]) -> Run:
     """The run that was recorded with these settings; a setting that came later is what it is by default."""
-    kind = methods.named(settings["method"])
     if settings["loss"] not in LOSSES:
         raise unknown("loss", str(settings["loss"]), LOSSES)
-    loss_kind = LOSSES[settings["loss"]]
-    loss = loss_kind(**_given(loss_kind, {k: v for k, v in settings.items() if v is not None}))
-    method = kind(**{**_given(kind, settings), "loss": loss})
+    kinds = methods.named(settings["method"]), LOSSES[settings["loss"]]
+    known = {k: v for k, v in settings.items() if v is not None and k != "loss"}
+    own, loss = ({f.name: known[f.name] for f in fields(kind) if f.name in known} for kind in kinds)
+    method = record.method_from({"name": settings["method"], **own, "loss": {"name": settings["loss"], **loss}})
     same = ("dataset", "base", "steps", "order", "validation", "memory", "select", "seed")
-    return Run(method, recipe=record.recipe_from(settings["recipe"]), **{k: settings[k] for k in same if k in settings})
-
-
-def _given(kind: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    values = {f.name: settings[f.name] for f in fields(kind) if f.name in settings}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    more = {k: settings[k] for k in same if k in settings}
+    brightness = settings.get("augment", {}).get("brightness", 0.0)
+    return Run(method, recipe=record.recipe_from(settings["recipe"]), brightness=brightness, **more)
 
 
 def training_images(
@@ -170,15 +171,16 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
     budget = Budget.parse(run.memory)
     check("seed", run.seed, least=0, whole=True)
     check("validation", run.validation, least=0, below=1)
-    run = replace(run, seed=int(run.seed), validation=float(run.validation))
-    _learner(run, budget)  # a bad setting is said before any data is looked for
+    _learner(run, budget, augment=Crop(brightness=run.brightness))  # a bad one is said before data is looked for
+    run = replace(run, seed=int(run.seed), validation=float(run.validation), brightness=float(run.brightness))
     loaded = loaded or load(run.dataset, data, progress)
     classes = len(loaded.classes)
     order = class_order(run.order, classes)
     settings = asked(run, classes, image_shape(loaded.train.x))
     sizes = (settings["base"],) + (settings["increment"],) * settings["steps"]
     run.method.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
-    learner = _learner(run, budget, augment=loaded.augment, normalise=(loaded.mean, loaded.std))
+    augment = replace(loaded.augment, brightness=run.brightness)
+    learner = _learner(run, budget, augment=augment, normalise=(loaded.mean, loaded.std))
     # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
     position = torch.empty(classes, dtype=torch.long)
     position[torch.tensor(order)] = torch.arange(classes)
@@ -189,7 +191,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
         "class_order": order,
         "device": learner.device_.type,
         "precision": "bf16" if learner.bf16_ else "fp32",
-        "augment": record.describe(loaded.augment),
+        "augment": record.describe(augment),
         "normalise": [list(loaded.mean), list(loaded.std)],
         "data": loaded.fingerprint,
     }
@@ -206,10 +208,14 @@ def run_name(asked: Run) -> str:
     parts = [asked.method.name, asked.method.loss.name, asked.dataset, f"memory-{asked.memory}", f"seed-{asked.seed}"]
     if asked.validation:
         parts.append(f"validation-{asked.validation:g}")
-    # Without validation the name is what it was before there was this setting: such folders are found again.
-    names = [f.name for f in fields(Run) if f.name != "validation" or asked.validation]
-    settings = [repr(getattr(asked, name)) for name in names]
+    # Without settings that came later the name is what it was before: such folders are found again.
+    settings = [_words(value) if isinstance(value, Method) else repr(value) for value in given(asked).values()]
     return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
+
+
+def _words(method: Method) -> str:
+    """As a dataclass shows itself, but without settings that came later and were not given."""
+    return f"{type(method).__qualname__}({', '.join(f'{k}={v!r}' for k, v in given(method).items())})"
 
 
 def run(

@@ -88,10 +88,13 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
     }
     if any(g[0]["run"]["validation"] for g in groups):  # nobody is to take these accuracies for those of test images
         columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
-    # Whatever else differs gets a column too; what only some losses have does not differ by being absent.
+    # Whatever else differs gets a column too. What only some methods and losses have does not differ by being absent;
+    # of the same ones, what is absent was not given.
     settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
+    kinds = [(s["method"], s["loss"]) for s in settings]
     for name in dict.fromkeys(k for s in settings for k in s if k not in SAID):
-        if len({s[name] for s in settings if name in s}) > 1:
+        within = {(*kind, s.get(name)) for kind, s in zip(kinds, settings)}
+        if len({s[name] for s in settings if name in s}) > 1 or len(within) > len(set(kinds)):
             values = [s.get(name, "–") for s in settings]
             columns[name.replace("_", " ")] = [v if len(v) <= 20 else digest(v)[:6] for v in values]
     same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "loss"}

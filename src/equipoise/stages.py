@@ -92,10 +92,11 @@ def train(
     live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
     plain = torch.autocast(learner.device_.type, enabled=False)  # whatever the caller is in the middle of
     with torch.enable_grad(), plain, working_on(learner.device_):
-        # What could not be compiled or recorded once is not tried again in every step.
+        # What could not be compiled or recorded once is neither tried nor said again in every step.
         learner.engine_ = fit(
-            method, step, recipe, crop, learner.seed, learner.bf16_, live.at, on_epoch, tick, learner.engine_
-        )
+            method, step, recipe, crop, learner.seed, learner.bf16_, live.at, on_epoch, tick, learner.engine_,
+            asked=learner.engine == learner.engine_,
+        )  # fmt: skip
 
 
 def step_on(learner: Learner, live: Live, images: Images, held: Images | None, counted: Images) -> Step:
@@ -126,7 +127,7 @@ def hold_out(learner: Learner, images: Images, n_old: int, t: int) -> tuple[Imag
     return memory.hold_out(images, h, generator(learner.seed, t, "hold"))
 
 
-def finish(learner: Learner, live: Live, data: Images) -> None:
+def finish(learner: Learner, live: Live, data: Images, on_refit: Callable[[Epoch], None]) -> None:
     """After training: freeze the net, choose the exemplars, refit the classifier, note α."""
     state = live.state
     assert state.net is not None
@@ -147,25 +148,26 @@ def finish(learner: Learner, live: Live, data: Images) -> None:
         which = memory.herding(h, data.y, m)
     state.exemplars = memory.update(state.exemplars, data[which], m)
     if t > 0 and len(state.exemplars) > 1:
-        refit(learner, live)
+        refit(learner, live, on_refit)
     alpha = state.extra.pop("alpha", None)
     state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
 
 
-def refit(learner: Learner, live: Live) -> None:
-    """Train the classifier once more, on the memory alone, which is balanced, where the method asks for it.
+def refit(learner: Learner, live: Live, on_epoch: Callable[[Epoch], None]) -> None:
+    """Train the classifier, or all, once more on the memory alone, which is balanced, where the method asks for it.
 
     It takes seconds, has no checkpoint of its own, and is done again where it was cut off.
     """
     state, method = live.state, learner.method
     assert state.net is not None and state.exemplars is not None
-    asked = method.refit()
+    asked = method.refitting()
     if asked is None:
         return
     step = step_on(learner, live, state.exemplars, None, state.exemplars)
     if not asked.taught:
         step.teacher = None
-    for w in state.net.head.refitted():
+    classifier = state.net.head.refitted()
+    for w in classifier if asked.what == "classifier" else state.net.parameters():
         w.requires_grad_(True)
     at = Position({name: torch.zeros_like(w) for name, w in trained(step).items()})
     _, crop = learner.settings_for(image_shape(state.exemplars.x))
@@ -173,6 +175,7 @@ def refit(learner: Learner, live: Live) -> None:
     with torch.enable_grad(), plain, working_on(learner.device_):
         fit(
             replace(method, mitigation="none"), step, asked.recipe, crop, learner.seed, learner.bf16_, at,
-            lambda epoch: None, engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
+            on_epoch, engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
+            asked=learner.engine == learner.engine_ and step.t == 1,  # said once
         )  # fmt: skip
     state.net.eval().requires_grad_(False)

@@ -77,7 +77,7 @@ class Batches:
         self.size = min(size, self.length)
         self.most = most or -(-self.length // self.size) + 1
         self.which = images.y.new_zeros(self.most, self.size)
-        self.shifts = images.y.new_zeros(self.most, self.size, 3)
+        self.shifts = images.y.new_zeros(self.most, self.size, crop.numbers)
         self.at = images.y.new_zeros(1)
 
     def edge(self, epochs: int) -> int:
@@ -98,7 +98,7 @@ class Batches:
         self.at.zero_()
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """The next batch: images, cropped and mirrored, and labels."""
+        """The next batch: images, augmented, and labels."""
         which = self.which.index_select(0, self.at)[0]
         shifts = self.shifts.index_select(0, self.at)[0]
         self.at += 1
@@ -166,12 +166,14 @@ def fit(
     engine: Engine = "eager",
     stage: str = "train",
     moving: bool = True,
+    asked: bool = False,
 ) -> Engine:
     """Train s.net from `at` to the last epoch of the recipe; `at` moves along. Returns the engine that was used.
 
     `on_epoch` is told of each epoch; `on_batch` of the epochs sent so far, counted by the host: it waits for nothing.
     `engine` says how the steps are launched, which changes their speed and not what they compute. `stage` names the
-    random numbers; `moving` batch norms use and move the statistics of batches, others rest.
+    random numbers; `moving` batch norms use and move the statistics of batches, others rest. `asked` is whether that
+    engine was asked for by name, so that another in its place is worth a word.
     """
     device = s.data.x.device
     weights = trained(s)
@@ -239,7 +241,7 @@ def fit(
     if at.epoch == recipe.epochs:
         return engine  # nothing is left to do
     with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
-        launch, engine = prepared(engine, steps, changed)
+        launch, engine = prepared(engine, steps, changed, asked)
     for epoch in range(at.epoch, recipe.epochs):
         began = time.perf_counter()
         first, last = train.edge(epoch), train.edge(epoch + 1)
@@ -256,7 +258,7 @@ def fit(
         if not math.isfinite(mean):
             advice = "lower --lr" if learned is None else "lower --lr or --alpha-lr"
             if stage != "train":
-                advice = "the classifier is refitted with a rate of its own: leave that out"
+                advice = "lower --refit-lr"
             raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; {advice}")
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
@@ -274,14 +276,28 @@ def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Fea
     if engine == "compiled":
         return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
     if engine == "fused":
-        known = all(net is None or has_kernels(net.backbone) for net in (s.net, s.teacher))
-        if not (bf16 and known and all(side % 4 == 0 for side in s.data.x.shape[2:])):
-            raise UnfitError  # the kernels halve the sides twice, and count in bf16
+        if reason := unfit(s, bf16):
+            raise UnfitError(reason)
         from .fused import Frozen, Training  # needs Triton, which comes with torch for GPUs
 
         net = Training(s.net) if s.net.training else Frozen(s.net)
         return net, None if s.teacher is None else Frozen(s.teacher)
     return None, None
+
+
+def unfit(s: Step, bf16: bool) -> str | None:
+    """Why our kernels cannot train this; None if they can."""
+    if not bf16:
+        return "our kernels count in bf16, and the precision is fp32"
+    for net in (s.net, s.teacher):
+        if net is not None and not has_kernels(net.backbone):
+            return f"there are no kernels of ours for this {type(net.backbone).__name__}"
+    height, width = s.data.x.shape[2:]
+    if height % 4 or width % 4:
+        return f"our kernels halve both sides of an image twice, and {height} x {width} pixels cannot be halved so"
+    if not s.net.training and any(w.requires_grad for w in s.net.backbone.parameters()):
+        return "our kernels learn from the statistics of batches, and batch norms rest"
+    return None
 
 
 def has_kernels(backbone: Backbone) -> bool:

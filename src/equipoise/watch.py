@@ -33,6 +33,9 @@ class Watch:
     def epoch(self, e: Epoch) -> None:
         """An epoch has ended."""
 
+    def refit(self, e: Epoch) -> None:
+        """An epoch of a refit on the memory has ended."""
+
     def step(self, record: dict[str, Any]) -> None:
         """A step has ended, with these accuracies."""
 
@@ -51,6 +54,11 @@ class Watch:
             f"step {e.step}/{len(self.images) - 1}, epoch {e.epoch}/{e.epochs}: loss {e.loss:.4f}{alpha}, "
             f"{e.images_per_second:,.0f} images/s, {duration(self.left(e))} left"
         )
+
+    def refit_words(self, e: Epoch) -> str:
+        """An epoch of a refit in one line."""
+        where = f"step {e.step}/{len(self.images) - 1}, refitting on the memory, epoch {e.epoch}/{e.epochs}"
+        return f"{where}: loss {e.loss:.4f}"
 
 
 class PlainWatch(Watch):
@@ -76,9 +84,17 @@ class PlainWatch(Watch):
 
     def epoch(self, e: Epoch) -> None:
         """Print it, if the last one is long enough ago."""
+        self.now_and_then(e, self.words(e))
+
+    def refit(self, e: Epoch) -> None:
+        """Print it, if the last one is long enough ago."""
+        self.now_and_then(e, self.refit_words(e))
+
+    def now_and_then(self, e: Epoch, words: str) -> None:
+        """Print it, if the last one is long enough ago, or it is the last."""
         if time.monotonic() - self.last >= self.every or e.epoch == e.epochs:
             self.last = time.monotonic()
-            self.say(self.words(e))
+            self.say(words)
 
     def step(self, record: dict[str, Any]) -> None:
         """Print it."""
@@ -119,6 +135,10 @@ class LiveWatch(Watch):
     def epoch(self, e: Epoch) -> None:
         """Say where it is."""
         self.bar.update(self.task, words=self.words(e))
+
+    def refit(self, e: Epoch) -> None:
+        """Say where it is."""
+        self.bar.update(self.task, words=self.refit_words(e))
 
     def step(self, record: dict[str, Any]) -> None:
         """Print it above the bar."""

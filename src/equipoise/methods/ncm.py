@@ -11,18 +11,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..method import Method, Out, Step
+from ..setting import later
 from .il_baseline import ILBaseline
 
 
 @dataclass(frozen=True)
 class NCM(Method):
-    """The class whose mean embedding is nearest, all of length 1. The net is trained in the base step only.
+    """The class whose mean embedding is nearest. The net is trained in the base step only.
 
     A mean is over all images of the class, at its own step: nothing else of it is kept, and no memory is used.
     """
 
     name: ClassVar[str] = "ncm"
     mitigations: ClassVar[tuple[str, ...]] = ()
+    unit_length: bool = later(True)
+    """whether embeddings and means are brought to length 1, so that only directions count; the paper does not say"""
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """The classification loss, in the base step."""
@@ -38,13 +41,19 @@ class NCM(Method):
 
     def after(self, s: Step, h: Tensor) -> None:
         """Add the means of the new classes."""
-        h = F.normalize(h.double(), dim=1)
-        sums = h.new_zeros(s.N - s.n_old, h.shape[1]).index_add(0, s.data.y - s.n_old, h)
-        means = F.normalize(sums, dim=1).float()
+        h, y = h.double(), s.data.y - s.n_old
+        counts = torch.bincount(y, minlength=s.N - s.n_old)
+        h = F.normalize(h, dim=1) if self.unit_length else h
+        sums = h.new_zeros(len(counts), h.shape[1]).index_add(0, y, h)
+        means = F.normalize(sums, dim=1).float() if self.unit_length else sums / counts[:, None]
         s.state["means"] = torch.cat([s.state["means"], means]) if "means" in s.state else means
 
     def scores(self, out: Out, state: Mapping[str, Tensor]) -> Tensor:
-        """−‖ĥ − μ̂‖²; the logits while the base step is under way."""
+        """−‖h − μ‖², of h and μ or of their directions; the logits while the base step is under way."""
         if "means" not in state:
             return out.z
-        return 2 * F.normalize(out.h, dim=1) @ state["means"].T - 2
+        means = state["means"]
+        if self.unit_length:
+            return 2 * F.normalize(out.h, dim=1) @ means.T - 2
+        h = out.h.double()
+        return (2 * h @ means.T - h.square().sum(1, keepdim=True) - means.square().sum(1)).float()

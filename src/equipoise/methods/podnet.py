@@ -74,7 +74,7 @@ class PODNet(Method):
         return ProxyHead(width)
 
     def recipe(self, shape: tuple[int, int, int]) -> Recipe:
-        """That of the original for CIFAR."""
+        """That of the original for CIFAR, whose code takes the cosine an epoch late: `--schedule cosine-late`."""
         if scale(shape) == "tiny":
             return super().recipe(shape)
         return Recipe(epochs=160, schedule="cosine", weight_decay=5e-4, clamp=5.0)
