@@ -78,7 +78,9 @@ def test_a_command_asks_for_the_run_that_it_is_of() -> None:
     assert len(runs) > 100
     odd = Run(ILBaseline(Meta(every=3, count="all"), T=4.0), "digits", base=4, increment=2, memory="total:40", seed=7)
     odd = replace(odd, recipe=Recipe(epochs=3, milestones=(0.5, 0.75), batch=16), select="random", order="natural")
-    for asked_for in [*runs, odd]:
+    remedy = ILBaseline(mitigation="balanced-finetuning", refit_milestones=(0.25, 0.5), refit_taught=True)
+    others = [odd, replace(odd, method=remedy, brightness=0.25)]
+    for asked_for in [*runs, *others]:
         words = shlex.split(words_of(asked_for))
         assert words[:2] == ["equipoise", "run"]
         _, parsed = parsed_run(words[2:], "run")
@@ -105,7 +107,8 @@ def test_what_is_planned_without_data_is_what_the_data_say() -> None:
 def test_runs_are_the_same_whatever_does_not_change_a_result() -> None:
     one = Run(ILBaseline(Balanced()), "digits", memory="20")
     assert key(one) == key(replace(one, base=5, increment=1, engine="eager", device="cpu", seed=3, memory="20"))
-    for other in (replace(one, memory="5"), replace(one, steps=1), replace(one, method=ILBaseline(Balanced(0.5)))):
+    others = (replace(one, memory="5"), replace(one, steps=1), replace(one, method=ILBaseline(Balanced(0.5))))
+    for other in (*others, replace(one, brightness=0.25)):
         assert key(other) != key(one)
     assert key(replace(one, recipe=one.method.recipe(SHAPES["digits"]))) == key(one)
 

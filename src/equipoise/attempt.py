@@ -60,6 +60,7 @@ class Attempt:
             self.recall(learner.restore(self.folder / "checkpoint"))
         self.rewrite_metrics()
         self.watch.begin(plan.settings, plan.images_to_train())
+        self.watch.before(self.lines, self.records)
         while len(self.records) < len(plan.sizes):
             if self.stopping:
                 raise KeyboardInterrupt
@@ -77,6 +78,7 @@ class Attempt:
             times = {f"{what}seconds": round(seconds, 3) for what, seconds in spent.items()}
             self.records.append({"step": t, "classes": plan.edges(t)[1], **accuracies, **times})
             self.spent = dict.fromkeys(BESIDES, 0.0)
+            self.watch.confusion(self.confusion)
             self.watch.step(self.records[-1])
             if t + 1 < len(plan.sizes):
                 self.save_checkpoint()
@@ -153,6 +155,7 @@ class Attempt:
             self.reused = {"steps": [*range(t + 1)], "seconds": seconds, "key": self.keys[t]}
             self.rewrite_metrics()
             self.watch.reused(t, seconds)
+            self.watch.before(self.lines, self.records)
             (self.folder / BASED).touch()
             return
 

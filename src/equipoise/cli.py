@@ -26,8 +26,9 @@ from .progress import QueueWatch
 from .run import Run, run, run_name
 from .show import for_output, print_result, print_table
 from .store import Store, store_folder
+from .tensorboard import TensorBoard
 from .verbs import hint
-from .watch import LiveWatch, PlainWatch
+from .watch import Both, LiveWatch, PlainWatch, Watch
 from .words import every_choice, run_lines, taken
 
 T = TypeVar("T")
@@ -61,6 +62,8 @@ class Flags(Run):
     """seconds between checkpoints"""
     evaluate_every: int = 0
     """epochs between looks at the test (or validation) images on the way, for metrics.jsonl; 0 for none"""
+    tensorboard: bool = False
+    """write scalars and figures for TensorBoard into the run's folder"""
 
     def made_loss(self) -> Loss:
         """The loss that the flags describe; a flag of another loss is an error."""
@@ -132,7 +135,9 @@ def run_verb(argv: list[str]) -> None:
     folder = store_folder(f.store)
     store = None if folder is None else Store(folder)
     console = Console(stderr=True)
-    watch = LiveWatch(console) if console.is_terminal else PlainWatch()
+    watch: Watch = LiveWatch(console) if console.is_terminal else PlainWatch()
+    if f.tensorboard:
+        watch = Both(watch, TensorBoard(out))
     try:
         result = run(
             asked,
@@ -170,7 +175,7 @@ def sweep_verb(argv: list[str]) -> None:
     lines = [argv] if file is None else [words + argv for words in run_lines(Path(file))]
     parsed = [parsed_run(words, "sweep") for line in lines for words in every_choice(line)]
     flags = parsed[0][0]
-    for name in ("store", "data", "checkpoint", "evaluate_every"):
+    for name in ("store", "data", "checkpoint", "evaluate_every", "tensorboard"):
         if any(getattr(f, name) != getattr(flags, name) for f, _ in parsed):
             raise UsageError(f"--{name.replace('_', '-')} is one for all runs of a sweep")
     check("checkpoint", flags.checkpoint, least=0)
@@ -181,6 +186,7 @@ def sweep_verb(argv: list[str]) -> None:
         data=flags.data,
         checkpoint_every=flags.checkpoint,
         evaluate_every=flags.evaluate_every,
+        tensorboard=flags.tensorboard,
         **({} if workers is None else {"workers": int(workers)}),
     )
     console = for_output()

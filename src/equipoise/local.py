@@ -29,7 +29,8 @@ from .attempt import BASED
 from .errors import BusyError, UsageError, first_line, sentence
 from .store import Store
 from .sweep import Job, Tell, Work, conclude
-from .watch import PlainWatch
+from .tensorboard import TensorBoard
+from .watch import Both, PlainWatch, Watch
 
 TRIES = 3
 """how often a run is begun or taken up again before it counts as failed"""
@@ -56,10 +57,13 @@ class Local:
     data: Path | None = None
     checkpoint_every: float = 30.0
     evaluate_every: int = 0
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise UsageError(f"workers must be 1 or more, not {self.workers}")
+        if self.tensorboard:
+            TensorBoard(Path())  # that it cannot be had is said before anything is computed
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
         """Do these jobs; each ends with a result or a failure."""
@@ -143,7 +147,9 @@ def work(run: Work, job: Job, on: Local, parent: int) -> None:
 
     try:
         store = None if on.store is None else Store(on.store)
-        watch = PlainWatch(words)
+        watch: Watch = PlainWatch(words)
+        if on.tensorboard:
+            watch = Both(watch, TensorBoard(folder))
         every = {"checkpoint_every": on.checkpoint_every, "evaluate_every": on.evaluate_every}
         run(job.run, folder, data=on.data, store=store, watch=watch, **every)
     except BusyError as error:  # perhaps a worker of a queue that was killed a moment ago

@@ -23,7 +23,19 @@ from . import checkpoint
 from .record import digest
 
 NOT_NUMERIC = {"__main__", "bench", "cli", "compare", "demo", "errors", "figures", "folder", "local", "machine"}
-NOT_NUMERIC |= {"paper", "progress", "report", "show", "reproduce", "speed", "sweep", "verbs", "watch", "words"}
+NOT_NUMERIC |= {
+    "paper",
+    "progress",
+    "report",
+    "show",
+    "reproduce",
+    "speed",
+    "sweep",
+    "tensorboard",
+    "verbs",
+    "watch",
+    "words",
+}
 """modules and folders that cannot change a result"""
 
 UNKNOWN = "unknown"

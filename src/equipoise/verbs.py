@@ -134,6 +134,8 @@ class Paper:
     """folder where steps are shared with other runs; `none` to share none"""
     checkpoint: float = 30.0
     """seconds between checkpoints"""
+    tensorboard: bool = False
+    """write scalars and figures for TensorBoard into each run's folder"""
 
 
 def paper_verb(argv: list[str]) -> None:
@@ -153,7 +155,7 @@ def paper_verb(argv: list[str]) -> None:
         reproduce.plan(tables, f.results, f.seeds, f.device, console)
         reproduce.refuse_what_needs(tables)
         return
-    on = Local(store=store_folder(f.store), data=f.data, checkpoint_every=f.checkpoint)
+    on = Local(store=store_folder(f.store), data=f.data, checkpoint_every=f.checkpoint, tensorboard=f.tensorboard)
     if f.workers is not None:
         on = replace(on, workers=f.workers)
     jobs = reproduce.reproduce(tables, f.results, f.seeds, f.device, on, console)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from torch import Tensor
 
 from .train import Epoch
 
@@ -20,6 +21,9 @@ class Watch:
         """A run begins or goes on; `images` is how many each step trains on, over all epochs."""
         self.images = list(images)
         self.epochs: int = settings["recipe"]["epochs"]
+
+    def before(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
+        """These epochs and steps are done: from an earlier attempt, or taken over from another run."""
 
     def say(self, text: str) -> None:
         """Something the user should know."""
@@ -35,6 +39,9 @@ class Watch:
 
     def refit(self, e: Epoch) -> None:
         """An epoch of a refit on the memory has ended."""
+
+    def confusion(self, counts: Tensor) -> None:
+        """How the classes were taken for each other after a step; its accuracies follow."""
 
     def step(self, record: dict[str, Any]) -> None:
         """A step has ended, with these accuracies."""
@@ -59,6 +66,25 @@ class Watch:
         """An epoch of a refit in one line."""
         where = f"step {e.step}/{len(self.images) - 1}, refitting on the memory, epoch {e.epoch}/{e.epochs}"
         return f"{where}: loss {e.loss:.4f}"
+
+
+HOOKS = ("begin", "before", "say", "reused", "tick", "epoch", "refit", "confusion", "step", "close")
+"""all that a watch is told by"""
+
+
+class Both(Watch):
+    """Tells two of everything."""
+
+    def __init__(self, one: Watch, other: Watch) -> None:
+        def to_both(name: str) -> Callable[..., None]:
+            def tell(*told: Any) -> None:
+                for watch in (one, other):
+                    getattr(watch, name)(*told)
+
+            return tell
+
+        for name in HOOKS:
+            setattr(self, name, to_both(name))
 
 
 class PlainWatch(Watch):

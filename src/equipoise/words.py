@@ -82,7 +82,7 @@ def _flags(value: Any, usual: Any, skip: tuple[str, ...] = ()) -> Iterator[str]:
         if f.name in skip or one == getattr(usual, f.name):
             continue
         name = f.name.replace("_", "-")
-        if isinstance(one, bool):
+        if isinstance(getattr(usual, f.name), bool):  # a switch; where nothing is usual, it takes a word
             yield f"--{name}" if one else f"--no-{name}"
         else:
             yield f"--{name}"
