@@ -36,9 +36,9 @@ def write_file(path: Path, data: bytes) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, readable by people."""
-    write_file(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
+    """Write a JSON file, readable by people; without indent it is written in half the time."""
+    write_file(path, (json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -61,7 +61,7 @@ def save(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None
     there = (folder / name).exists()
     write_file(folder / name, data)
     try:
-        write_json(folder / INFO, {**info, "tensors": name, "sha256": digest})
+        write_json(folder / INFO, {**info, "tensors": name, "sha256": digest}, indent=None)
     except BaseException:
         if not there:
             (folder / name).unlink()
