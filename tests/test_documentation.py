@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from equipoise import Balanced, Learner, Meta, Method, Out, Recipe, Standard
+from equipoise.cli import command
 from equipoise.datasets import load
 from equipoise.methods import known
 from equipoise.run import Run, run
@@ -111,3 +112,25 @@ def test_the_readme_names_the_two_commands_and_pictures_that_exist() -> None:
     assert "make demo" in text and "make test" in text
     links = re.findall(r"\]\(((?!http)[^)#]+)\)", text)
     assert links and all((ROOT / link).exists() for link in links), links
+
+
+def test_every_flag_of_the_documents_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["run", "podnet"], ["run", "lucir"], ["run", "ncm"], ["run", "il-baseline"], ["paper"], ["report"]):
+        command([*words, "--help"])
+    for verb in ("bench", "show", "demo"):
+        command([verb, "--help"])
+    helped = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", capsys.readouterr().out)) | {"--workers", "--runs"}  # of sweep
+    for name in ("README.md", "docs/reproducing.md", "docs/adding-a-method.md", "results/README.md"):
+        said = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", (ROOT / name).read_text()))
+        assert said <= helped, f"{name}: {said - helped}"
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("results/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+    ]:
+        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+            assert target.startswith("http") or (path.parent / target).exists(), f"{path}: {target}"
