@@ -120,7 +120,7 @@ def test_every_flag_of_the_documents_exists(capsys: pytest.CaptureFixture[str]) 
     for verb in ("bench", "show", "demo"):
         command([verb, "--help"])
     helped = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", capsys.readouterr().out)) | {"--workers", "--runs"}  # of sweep
-    for name in ("README.md", "docs/reproducing.md", "docs/adding-a-method.md", "results/README.md"):
+    for name in ("README.md", "docs/reproducing.md", "results/README.md"):
         said = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", (ROOT / name).read_text()))
         assert said <= helped, f"{name}: {said - helped}"
 
