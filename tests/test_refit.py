@@ -202,6 +202,9 @@ def test_the_flags_reach_the_refit_and_the_record(capsys: pytest.CaptureFixture[
         f"refit_{k}": v for k, v in recipe.items()
     }
     assert said["reused"]["steps"] == [0] and said["steps"][1]["top1"] != own["steps"][1]["top1"]
+    for result in (own, said):
+        base, *later = (step["refitting_seconds"] for step in result["steps"])
+        assert base == 0 and all(0 < seconds < 60 for seconds in later)
     capsys.readouterr()
     assert command([*words, "--out", "said"]) == 0, "the same command agrees with its record"
     assert command([*ASKED, "--out", "said"]) == 1

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 BASED = "based"
 """a file that says: this run has its base step, computed or taken over, and others can have it too"""
-BESIDES = ("preparing_", "evaluating_", "saving_")
-"""what takes time besides training, and is noted for every step: compiling and recording, and the files"""
+BESIDES = ("preparing_", "refitting_", "evaluating_", "saving_")
+"""what takes time besides training, and is noted for every step: compiling and recording, refitting, and the files"""
 
 
 class Attempt:
@@ -189,6 +189,7 @@ class Attempt:
 
     def at_refit_epoch_end(self, e: Epoch) -> None:
         """Tell of it. It is not noted: what is saved is the step before its refit, which is done again as a whole."""
+        self.spent["refitting_"] = e.seconds
         self.watch.refit(e)
         if self.stopping:
             raise KeyboardInterrupt

@@ -40,7 +40,7 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
     cuda = learner.device_.type == "cuda"
     shape, counts = SHAPES[dataset], COUNTS[dataset]
     tiny = shape[1] < 16
-    of_each = 256 if cuda else 20 if tiny else 3
+    of_each = 256 if cuda else 20 if tiny else 2
     classes, new = len(counts) // 2, max(1, len(counts) // 10)
     x = torch.randint(0, 256, ((classes + new) * of_each, *shape), dtype=torch.uint8, generator=generator(0, "speed"))
     y = torch.arange(classes + new).repeat_interleave(of_each)
@@ -63,20 +63,21 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
         peak = torch.cuda.max_memory_allocated(learner.device_) / 2**20
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    base, later = (seen[1], seen[3]) if len(seen) > 2 else (seen[1], seen[1])
+    _, base, _, later = seen  # of each step, the second epoch
     return Speed(base, later, peak + held)
 
 
 def speed_of(run: Run, say: Callable[[str], None]) -> Speed:
     """The speed of a run's method here: remembered, or else measured now. Of the losses, only Meta is slower."""
+    method = run.method if run.method.learns(1) else run.method.at_base()
     machine = {k: v for k, v in hardware(resolve_device(run.device)).items() if k != "peak_memory_mib"}
-    meta = run.method.loss.name == "meta"
-    key = record.digest([run.method.name, meta, run.dataset, machine, versions()])
+    meta = method.loss.name == "meta"
+    key = record.digest([method.name, meta, run.dataset, machine, versions()])
     file = default_store().parent / "speed.json"
     known = remembered(file)
     if key not in known:
-        say(f"measuring the speed of {run.method.name}{' with the meta loss' if meta else ''} on this machine")
-        found = measured(run.method, run.dataset, run.device)
+        say(f"measuring the speed of {method.name}{' with the meta loss' if meta else ''} on this machine")
+        found = measured(method, run.dataset, run.device)
         known = {**remembered(file), key: list(found)}
         try:
             checkpoint.write_json(file, known)

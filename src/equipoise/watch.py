@@ -190,4 +190,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 72:
+        return f"{hours / 24:.0f} days"
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -271,7 +271,9 @@ function linePlot(figure, every, hidden, width) {
   const svg = s("svg", { class: "lines", width, height, viewBox, role: "img", "aria-label": label },
     axes(figure, box, height, yTicks.map((v) => ({ py: py(v), label: short(v) })),
       ticksOf(figure.x, low, high).map((v) => ({ px: px(v), label: short(v) }))),
-    shown.map(({ series, points }) => lineOf(series, points)));
+    // What was measured lies above what it is compared with.
+    [...shown].sort((a, b) => Number(b.series.dashed) - Number(a.series.dashed))
+      .map(({ series, points }) => lineOf(series, points)));
   return showingValues(svg, figure, shown.flatMap(({ points }) => points.filter((p) => p.y !== null)), box);
 }
 

@@ -24,9 +24,8 @@ def curves(figure: Mapping[str, Any], path: Path) -> Path:
     """Lines over numbers; a dashed line has the colour of the line that it is compared with."""
     drawn, axis = plt.subplots(figsize=(7.2, 3.9))
     series: Sequence[Mapping[str, Any]] = figure["series"]
-    by_group = any(s["group"] for s in series)
-    for i, s in enumerate(series):
-        colour = COLOURS[(s["group"] if by_group else i) % len(COLOURS)]
+    for s in series:
+        colour = COLOURS[s["group"] % len(COLOURS)]
         style: dict[str, Any] = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": "o", "markersize": 4}
         axis.plot(s["x"], s["y"], color=colour, label=s["name"], **style)
         if s["spread"]:
