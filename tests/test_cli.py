@@ -470,8 +470,8 @@ def test_the_live_display_prints_a_path_as_it_is():
 # Bad input: usage -------------------------------------------------------------------------------------------
 
 BAD_WORDS = {
-    "verb": (["runn"], ["command 'runn'", "did you mean 'run'?", "demo, run, show"]),
-    "verb like nothing": (["xyz"], ["command 'xyz'", "demo, run, show"]),
+    "verb": (["runn"], ["command 'runn'", "did you mean 'run'?", "demo, paper, report, run, show"]),
+    "verb like nothing": (["xyz"], ["command 'xyz'", "demo, paper, report, run, show"]),
     "method": (["run", "il-basline"], ["method 'il-basline'", "did you mean 'il-baseline'?"]),
     "data set": (["run", "il-baseline", "--dataset", "digit"], ["data set 'digit'", "did you mean 'digits'?"]),
     "data set 2": (["run", "il-baseline", "--dataset=cifar10"], ["data set 'cifar10'", "did you mean 'cifar100'?"]),

@@ -42,6 +42,8 @@ class Recipe:
     """L2 penalty of SGD, on all parameters"""
     clamp: float = 0.0
     """bound on the size of each number of the gradient; 0 for none"""
+    last: Literal["joined", "short"] = later("joined")
+    """images at the end of an epoch that fill no batch: joined with the next epoch's, or a short one, as elsewhere"""
 
     def __post_init__(self) -> None:
         check("epochs", self.epochs, least=1, whole=True)
@@ -55,6 +57,8 @@ class Recipe:
         check("momentum", self.momentum, least=0, below=1)
         check("weight-decay", self.weight_decay, least=0, most=1e12)
         check("clamp", self.clamp, least=0)
+        if self.last not in ("joined", "short"):
+            raise UsageError(f"last must be 'joined' or 'short', not {self.last!r}")
         if self.schedule not in ("steps", "cosine", "cosine-late"):
             raise UsageError(f"schedule must be 'steps', 'cosine' or 'cosine-late', not {self.schedule!r}")
 

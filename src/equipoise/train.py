@@ -181,17 +181,28 @@ def fit(
     total = torch.zeros((), device=device)
 
     def batches(
-        images: Images, purpose: str, size: int, order: Callable[[torch.Generator], Tensor], most: int = 0
+        images: Images,
+        purpose: str,
+        size: int,
+        order: Callable[[torch.Generator], Tensor],
+        most: int = 0,
+        augment: str = "augment",
     ) -> Batches:
         def shuffled(k: int) -> Tensor:
             return order(generator(seed, s.t, purpose, "order", k, device=device))
 
         def drawn(shape: tuple[int, int], k: int) -> Tensor:
-            return crop.draw(shape, generator(seed, s.t, purpose, "augment", k, device=device))
+            return crop.draw(shape, generator(seed, s.t, purpose, augment, k, device=device))
 
         return Batches(images, crop, size, shuffled, drawn, most)
 
     train = batches(s.data, stage, recipe.batch, lambda gen: method.epoch(s, gen))
+    sources, rest = [train], train.length % train.size
+    if recipe.last == "short" and rest:
+        train = batches(s.data, stage, recipe.batch, lambda gen: method.epoch(s, gen)[:-rest])
+        tail = batches(s.data, stage, rest, lambda gen: method.epoch(s, gen)[-rest:], augment="augment the rest")
+        sources = [train, tail]
+    short = len(sources) - 1
     learned = method.loss if isinstance(method.loss, Meta) else None
     if learned is not None and s.held is not None:
         n = len(s.held)
@@ -202,9 +213,13 @@ def fit(
         learned = None  # nothing to learn α on: the base step
 
     def optimise(
-        update_alpha: bool, student: Features | None, teacher: Features | None, ahead: Features | None = None
+        source: Batches,
+        update_alpha: bool,
+        student: Features | None,
+        teacher: Features | None,
+        ahead: Features | None = None,
     ) -> None:
-        x, y = train.take()
+        x, y = source.take()
         # Without autocast's cache of cast weights: inside an outer autocast it would outlive the step, and be stale.
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             with aside, torch.no_grad():
@@ -232,10 +247,13 @@ def fit(
     def steps(engine: Engine) -> list[Callable[[], None]]:
         student, teacher = stand_ins(engine, s, bf16)
         ahead = student if engine == "fused" else None  # what is compiled is so for the net's own weights alone
-        plain, updating = partial(optimise, False, student, teacher), partial(optimise, True, student, teacher, ahead)
-        return [plain] if learned is None else [plain, updating]
+        made: list[Callable[[], None]] = [partial(optimise, source, False, student, teacher) for source in sources]
+        if learned is not None:
+            made += [partial(optimise, source, True, student, teacher, ahead) for source in sources]
+        return made
 
-    changed = [*s.net.state_dict().values(), *at.momentum.values(), *s.state.values(), s.lam, train.at, total]
+    changed = [*s.net.state_dict().values(), *at.momentum.values(), *s.state.values(), s.lam, total]
+    changed += [source.at for source in sources]
     if learned is not None:
         changed.append(held.at)
     if at.epoch == recipe.epochs:
@@ -246,12 +264,16 @@ def fit(
         began = time.perf_counter()
         first, last = train.edge(epoch), train.edge(epoch + 1)
         train.load(first, last, epoch)
+        if short:
+            tail.load(epoch, epoch + 1, epoch)
+            first, last = first + epoch, last + epoch + 1
         if learned is not None:
             held.load(-(-first // learned.every), -(-last // learned.every), epoch)
         lr.fill_(recipe.lr_at(epoch))
         total.zero_()
         for i in range(first, last):
-            launch[learned is not None and i % learned.every == 0]()
+            updates_alpha = learned is not None and i % learned.every == 0
+            launch[len(sources) * updates_alpha + (short and i == last - 1)]()
             on_batch(epoch + (i + 1 - first) / (last - first))
         mean = total.item() / max(1, last - first)  # the one place in an epoch where the CPU waits for the device
         seconds = time.perf_counter() - began
@@ -262,7 +284,8 @@ def fit(
             raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; {advice}")
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
-        speed = (last - first) * train.size / max(seconds, 1e-9)
+        images = (last - first - short) * train.size + short * rest
+        speed = images / max(seconds, 1e-9)
         on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds))
         if s.net.training != moving:  # half a millisecond for all modules, and seldom needed
             s.net.train(moving)
