@@ -17,7 +17,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, ILBaseline, Recipe, RunError, Step, UsageError
+from equipoise import Balanced, Crop, ILBaseline, Out, Recipe, RunError, Step, UsageError
 from equipoise.augment import FINE
 from equipoise.data import Images
 from equipoise.heads import LinearHead
@@ -503,6 +503,45 @@ def test_a_set_smaller_than_the_batch_trains() -> None:
     told: list[Epoch] = []
     fit(ILBaseline(), s, replace(RECIPE, batch=128), Crop(1), 0, False, start(s), told.append)
     assert len(told) == 4 and all(math.isfinite(e.loss) for e in told)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "sizes"), [(21, 8, [8, 8, 5]), (16, 8, [8, 8]), (5, 8, [5]), (9, 8, [8, 1])]
+)
+def test_what_fills_no_batch_is_a_short_one_if_asked(count: int, batch: int, sizes: list[int]) -> None:
+    """Every image once in every epoch, the short batch last, another one in each epoch."""
+    s = base_step(count=count)
+    seen: list[Tensor] = []
+
+    class Noting(ILBaseline):
+        def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+            seen.append(out.z.detach())
+            return super().objective(s, y, out, ref)
+
+    recipe = Recipe(epochs=3, lr=1e-9, batch=batch, last="short")
+    told: list[Epoch] = []
+    before = s.net.eval()(s.data.x).z  # weights hardly move, so that an image is known by its logits; batch norms rest
+    fit(Noting(), s, recipe, NONE, 0, False, start(s), told.append, moving=False)
+    assert [len(z) for z in seen] == sizes * 3 and len(told) == 3
+    which = [torch.cdist(z, before.detach()).argmin(1).tolist() for z in seen]
+    per = len(sizes)
+    epochs = [[i for batch in which[k * per : (k + 1) * per] for i in batch] for k in range(3)]
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_short_batches_go_on_after_a_stop() -> None:
+    recipe = Recipe(epochs=4, lr=0.05, milestones=(), batch=8, last="short")
+    whole, halves = base_step(), base_step()
+    fit(ILBaseline(), whole, recipe, Crop(1), 3, False, start(whole), lambda e: None)
+    at, kept = start(halves), []
+    fit(ILBaseline(), halves, recipe, Crop(1), 3, False, at, lambda e: kept.append(copy.deepcopy((halves, at))))
+    half, position = kept[1]
+    fit(ILBaseline(), half, recipe, Crop(1), 3, False, position, lambda e: None)
+    assert all(torch.equal(a, b) for a, b in zip(whole.net.parameters(), half.net.parameters()))
+    joined = base_step()
+    fit(ILBaseline(), joined, replace(recipe, last="joined"), Crop(1), 3, False, start(joined), lambda e: None)
+    assert not all(torch.equal(a, b) for a, b in zip(whole.net.parameters(), joined.net.parameters()))
 
 
 def test_divergence_is_said() -> None:
