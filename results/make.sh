@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the records in this folder were made with, on one GPU. Every command goes on where it was stopped, and a second
-# call does only what is missing. Usage: results/make.sh [STAGE ...], all stages if none is named.
+# What the records in this folder were made with, on one GPU: results/make.sh [STAGE ...], all stages if none is named.
+# `tables` does only what is missing; `choice` and `precision`, whose records were renamed or are texts, do all again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 equipoise=${EQUIPOISE:-equipoise}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, compare, p
 from equipoise.cli import command, parsed_run
 from equipoise.compare import NONE, fill, key, missing, recorded, wanted
 from equipoise.datasets import COUNTS, SHAPES, load
+from equipoise.local import Local
 from equipoise.memory import Budget
 from equipoise.run import Run, asked, prepare, run, run_from
 from equipoise.words import command as words_of
@@ -205,11 +207,11 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     words = ["paper", "confusion", "--dataset", "digits", "--rows", "il-baseline,nothing", "--results", "records"]
     assert command(words) == 2
     assert "unknown row 'nothing'" in capfd.readouterr().err
-    words[words.index("--rows") + 1] = "balanced"
+    words[words.index("--rows") + 1] = "IL-Baseline, Balanced"
     assert command([*words, "--dry-run"]) == 0
     listed = capfd.readouterr().out
     asked_for = "equipoise run il-baseline --loss balanced --dataset digits --steps 5 --memory 20 --seed 0"
-    assert asked_for in listed and "1 runs" in listed and not (here / "records").exists()
+    assert asked_for in listed and "1 run(s)" in listed and not (here / "records").exists()
     assert (here / "cache" / "speed.json").is_file()
 
     assert command([*words, "--workers", "1"]) == 0
@@ -230,12 +232,75 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     assert alone["final"]["top1"] == final
 
 
-def test_timed_runs_reuse_nothing(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["paper", "costs", "--dataset", "digits", "--rows", "il-baseline", "--results", "records"]
-    assert command([*words, "--rows", "meta"]) == 0
+def test_timed_runs_reuse_nothing_and_show_seconds(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_of: list[int] = []
+    do = Local.do
+
+    def noting(self: Local, *words: Any) -> None:
+        asked_of.append(self.workers)
+        do(self, *words)
+
+    monkeypatch.setattr(Local, "do", noting)
+    words = ["paper", "costs", "--dataset", "digits", "--rows", "meta", "--results", "records", "--format", "csv"]
+    assert command([*words, "--workers", "2"]) == 0
+    assert asked_of == [1]  # one at a time, whatever was said
     (made,) = (here / "records" / "alone").rglob("result.json")
-    assert json.loads(made.read_text())["reused"] is None
-    assert not (here / "cache" / "store").exists()
+    result = json.loads(made.read_text())
+    assert result["reused"] is None and not (here / "cache" / "store").exists()
+    lines = list(csv.reader(capfd.readouterr().out.strip().splitlines()))  # nothing but the table
+    seconds = sum(step["training_seconds"] for step in result["steps"][1:])
+    assert lines[0][:3] == ["name", "epochs", "training, s"]
+    assert lines[1][:3] == ["IL-Baseline, Meta", "8", f"{seconds:.2f}"] and len(lines) == 2
+
+
+def test_several_tables_have_one_head_in_csv(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["paper", "table1", "table6", "--format", "csv", "--no-run", "--results", str(ROOT / "results")]
+    assert command([*words, "--commands"]) == 0
+    lines = list(csv.DictReader(capfd.readouterr().out.splitlines()))
+    assert {line["table"] for line in lines} == {"table1", "table6"}
+    assert command(["paper", "table6", "--no-run", "--commands", "--results", str(ROOT / "results")]) == 0
+    out = capfd.readouterr().out
+    assert "\nloss rescaling, CIFAR-100, 5 steps: equipoise run il-baseline --loss standard --mitigation" in out
+    assert not list(here.rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("LUCIR", {"LUCIR"}),
+        ("lucir, balanced", {"LUCIR, Balanced"}),
+        ("podnet,LUCIR", {"PODNet", "LUCIR"}),
+        ("balanc", {"LUCIR, Balanced", "PODNet, Balanced"}),
+        ("PODNet , balanc", {"PODNet", "LUCIR, Balanced", "PODNet, Balanced"}),
+    ],
+)
+def test_rows_are_meant_by_their_names_or_parts_of_them(said: str, meant: set[str]) -> None:
+    assert reproduce.rows_meant(said, ["LUCIR", "LUCIR, Balanced", "PODNet", "PODNet, Balanced"]) == meant
+
+
+def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(method: Any, *rest: Any) -> speed.Speed:
+        slow = isinstance(method.loss, Meta)
+        assert not slow or method.loss.every == 1
+        return speed.Speed(1000.0, 50.0 if slow else 100.0, 700.0 if slow else 500.0)
+
+    monkeypatch.setattr(speed, "known", known)
+    balanced = Run(ILBaseline(Balanced()), "digits", steps=5, memory="20")  # 20 epochs: 700 images, then 240 to 320
+    base, later = 20 * 700 / 1000, 20 * (240 + 260 + 280 + 300 + 320) / 100
+    assert speed.estimate([balanced]) == (pytest.approx(base + later), 500.0)
+    standard = replace(balanced, method=ILBaseline())
+    assert speed.estimate([balanced, standard]).seconds == pytest.approx(base + 2 * later)
+    assert speed.estimate([balanced, standard], shared=False).seconds == pytest.approx(2 * (base + later))
+    assert speed.estimate([balanced, replace(standard, seed=1)]).seconds == pytest.approx(2 * (base + later))
+    # An update of α doubles the time of one batch in ten.
+    learned = replace(balanced, method=ILBaseline(Meta()))
+    assert speed.estimate([learned]) == (pytest.approx(base + 1.1 * later), 700.0)
+    refitted = replace(balanced, method=ILBaseline(mitigation="balanced-finetuning"))
+    refits = 20 * 20 * (6 + 7 + 8 + 9 + 10)
+    assert speed.refit_images(refitted) == refits
+    assert speed.estimate([refitted]).seconds == pytest.approx(base + later + refits / 100)
 
 
 def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
@@ -261,7 +326,8 @@ def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
     [
         (["tabel1"], 2, "did you mean 'table1'"),
         (["table1", "--dataset", "cifar10"], 2, "did you mean 'cifar100'"),
-        (["table2", "--dataset", "cifar100"], 2, "there is nothing on cifar100"),
+        (["table2", "--dataset", "cifar100"], 2, "table2 has nothing on cifar100"),
+        (["table1", "--rows", ","], 2, "names no row"),
         (["table2"], 1, "cannot load imagenet"),
         (["table1", "--dataset", "imagenet"], 1, "cannot load imagenet"),
         (["table1", "--seeds", "0"], 2, "seeds must be a whole number of 1 or more"),
@@ -283,6 +349,20 @@ def test_the_overview_names_every_table(here: Path, capfd: pytest.CaptureFixture
     assert command(["paper", "--dataset", "digits"]) == 0
     out = capfd.readouterr().out
     assert all(table.id in out for table in paper.tables())
+
+
+def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "known", lambda *words: speed.Speed(1e6, 1e6, 1.0))
+    assert command(["paper", "--results", str(ROOT / "results")]) == 0
+    out = capfd.readouterr().out
+    runs = wanted([paper.table("table1")], 1)
+    left = missing(runs, recorded(ROOT / "results"))
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("table1"))
+    assert f" {len(runs)} " in line and f" {len(left)} " in line and "35 runs need" in line
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("table2"))
+    assert "7 runs need imagenet" in line
 
 
 def test_a_rehearsal_has_every_row_that_has_a_run() -> None:

@@ -7,15 +7,19 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from equipoise import paper
+from equipoise import DataError, paper
 from equipoise.cli import command
-from equipoise.compare import Filled, FilledRow, fill, recorded
-from equipoise.report import report, tables
+from equipoise.compare import Filled, FilledRow, fill, key, missing, recorded, wanted
+from equipoise.datasets import SHAPES
+from equipoise.figures import plt
+from equipoise.report import costs, pictures, report, tables
 from equipoise.report.collect import collected
 from equipoise.report.pictures import numbers
+from equipoise.run import Run, asked
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -75,6 +79,7 @@ def test_a_table_says_the_same_in_every_format(made: Path) -> None:
         assert f"{cell.cell.paper:.2f}" in line and (cell.ours is None or f"{cell.ours:.2f} " in line)
     assert typeset.count(r"\\") == 2 + len(filled)
     assert all(line.count("&") == 6 for line in typeset.splitlines() if line.endswith(r"\\") and "multi" not in line)
+    assert all(f"`{cell.command}`" in text and f": {cell.command}" in typeset for _, cell in flat)
 
 
 def test_several_seeds_are_a_mean_and_a_deviation() -> None:
@@ -111,14 +116,14 @@ def test_curves_are_those_of_the_records() -> None:
     steps = json.loads(path.read_text())["steps"]
     assert balanced["x"] == [s["classes"] for s in steps] and balanced["y"] == [s["top1"] for s in steps]
     assert balanced["spread"] is None
-    lines = numbers(figure).splitlines()
+    lines = numbers(figure, {}).splitlines()
     assert lines[0] == "series,x,y,spread" and len(lines) == 1 + sum(len(s["x"]) for s in figure["series"])
     weights = next(f for f in data["figures"] if f["id"] == "alpha-5")
     by_name = {s["name"]: s for s in weights["series"]}
     assert by_name["final base"]["x"] == [0.1, 0.25, 0.5, 1.0]
     assert by_name["final base, the paper"]["y"] == [68.38, 63.99, 58.78, 52.08]
-    assert by_name["final base, the paper"]["dashed"] and "final latest, the paper" not in by_name
-    for i, (base, latest) in enumerate(zip(by_name["final base"]["y"], by_name["final latest"]["y"])):
+    assert by_name["final base, the paper"]["dashed"] and "final new, the paper" not in by_name
+    for i, (base, latest) in enumerate(zip(by_name["final base"]["y"], by_name["final new"]["y"])):
         assert (base + latest) / 2 == pytest.approx(by_name["final"]["y"][i])  # half of the classes each
 
 
@@ -135,6 +140,193 @@ def test_what_was_rehearsed_is_no_number_of_the_paper_and_nor_is_a_strangers(tmp
     cells = [c for t in data["tables"] for row in t["rows"] for c in row["cells"]]
     assert cells and not any(c["runs"] for c in cells) and data["figures"] == [] and data["costs"] is None
     report(tmp_path, tmp_path / "out")
+
+
+# Made-up records of everything on CIFAR-100, three seeds each, in which every number is another -------------------
+
+
+def made_up(run: Run, i: int) -> dict[str, Any]:
+    """Numbers that tell the run (i), the seed, the metric and the step."""
+    settings = json.loads(json.dumps(asked(run, 100, SHAPES["cifar100"])))
+    at = 20 + i / 10 + (0.0, 0.3, 1.2)[run.seed]
+    step = {"top5": at, "base": at, "new": at, "latest": at, "by_step": [at]}
+    times = {"seconds": 10.0 + i, "training_seconds": 4.0 + i, "refitting_seconds": 1.0}
+    steps = [{"step": t, "classes": 50 + 10 * t, "top1": at - t, **step, **times} for t in range(6)]
+    return {
+        "average_incremental_accuracy": at,
+        "average_incremental_accuracy_top5": at + 30,
+        "final": {"top1": at + 1, "top5": at + 31, "base": at + 2, "new": at + 3},
+        "forgetting": 0.0,
+        "alpha": [None] * 6,
+        "steps": steps,
+        "confusion": [[3, 0], [i, 1]],
+        "class_order": [0, 1],
+        "run": settings,
+        "refit": {"what": "classifier"} if run.method.refitting() else None,
+        "reused": None,
+        "seconds": 1.0,
+        "versions": {"torch": "2.11.0"},
+        "hardware": {"gpu": "Made up", "peak_memory_mib": 1000 + i},
+    }
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """The folder, and the number of each run by its key."""
+    folder = tmp_path_factory.mktemp("everything")
+    tables_of = [table.on("cifar100") for table in paper.tables()]
+    number: dict[str, int] = {}
+    for run in wanted(tables_of, 3):
+        i = number.setdefault(key(run), len(number))
+        (folder / f"{i:03}-{run.seed}").mkdir()
+        (folder / f"{i:03}-{run.seed}" / "result.json").write_text(json.dumps(made_up(run, i)))
+    assert len(number) > 90
+    return folder, number
+
+
+def test_every_cell_is_filled_by_its_own_records(everything: tuple[Path, dict[str, int]]) -> None:
+    folder, number = everything
+    more = {"average": 0, "final": 1, "final base": 2, "final new": 3}
+    for table in (t.on("cifar100") for t in paper.tables()):
+        for row in fill(table, recorded(folder)):
+            for cell in (c for c in row.cells if c.cell.run is not None):
+                assert cell.cell.run is not None
+                at = 20 + number[key(cell.cell.run)] / 10 + 0.5 + more[cell.cell.metric]  # 0.5: the mean of the seeds
+                assert cell.ours == pytest.approx(at) and cell.std == pytest.approx(0.6244998)
+                assert len(cell.found) == 3 and cell.state not in ("missing", "none", "quoted")
+
+
+def test_every_figure_shows_its_own_records(everything: tuple[Path, dict[str, int]]) -> None:
+    folder, number = everything
+    data = collected(recorded(folder))
+    figures = {figure["id"]: figure for figure in data["figures"]}
+    relaxed = [f"epsilon-cifar100-{method}-{t}" for method in ("lucir", "podnet") for t in (5, 10)]
+    curves_of = [f"steps-table1-cifar100-{t}" for t in (5, 10, 25)] + [f"steps-table3-cifar100-{t}" for t in (5, 10)]
+    assert figures.keys() == {*relaxed, *curves_of, "confusion", "alpha-5", "alpha-10", "memory"}
+    for id in relaxed:
+        method, t = id.split("-")[2:]
+        start = f"{'LUCIR' if method == 'lucir' else 'PODNet'}, {t} steps, ε "
+        rows = [row for row in paper.table("epsilon").on("cifar100").rows if row.name.startswith(start)]
+        at = [20.5 + number[key(row.cells[0].run)] / 10 for row in rows if row.cells[0].run is not None]
+        series = {s["name"]: s for s in figures[id]["series"]}
+        assert series.keys() == {"average", "final base", "final new"}
+        for name, more in (("average", 0), ("final base", 2), ("final new", 3)):
+            assert series[name]["x"] == [0, 0.02, 0.1, 0.2, 0.5, 1, 2, 10, 100]
+            assert series[name]["y"] == pytest.approx([v + more for v in at])
+        assert figures[id]["x"]["scale"] == "symlog" and figures[id]["x"]["threshold"] == 0.1
+    for id in curves_of:
+        assert len({s["group"] for s in figures[id]["series"]}) == len(figures[id]["series"]) > 6
+        for s in figures[id]["series"]:
+            assert s["spread"] == pytest.approx([0.6244998] * 6)
+            assert [round(a - b, 6) for a, b in zip(s["y"], s["y"][1:])] == [1.0] * 5
+    memory = {s["name"]: s for s in figures["memory"]["series"]}
+    assert memory["IL-Baseline, Meta"]["x"] == [5, 10, 20, 50]
+    assert memory["IL-Baseline, Meta, the paper"]["y"] == [62.13, 63.02, 64.11, 65.6]
+    assert len(figures["confusion"]["panels"]) == 3
+
+
+def test_what_is_drawn_is_what_is_written(
+    everything: tuple[Path, dict[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = collected(recorded(everything[0]))
+    drawn: list[Any] = []
+    monkeypatch.setattr(pictures, "written", lambda figure, path: drawn.append(figure))
+    for figure in (f for f in data["figures"] if f["kind"] == "lines"):
+        pictures.curves(figure, tmp_path)
+        axis = drawn.pop().axes[0]
+        told = list(csv.DictReader(numbers(figure, {}).splitlines()))
+        shown = [(line.get_label(), x, y) for line in axis.lines for x, y in zip(*line.get_data())]
+        assert [(t["series"], float(t["x"]), float(t["y"])) for t in told] == [
+            (name, pytest.approx(x), pytest.approx(y, abs=1e-4)) for name, x, y in shown
+        ]
+        assert len(axis.collections) == sum(s["spread"] is not None for s in figure["series"])
+        assert axis.get_xscale() == figure["x"]["scale"]
+    plt.close("all")
+
+
+def test_confusion_is_told_in_numbers(everything: tuple[Path, dict[str, int]]) -> None:
+    folder, number = everything
+    records = recorded(folder)
+    figure = next(f for f in collected(records)["figures"] if f["kind"] == "confusion")
+    lines = numbers(figure, {found.id: found.result for found in records.found}).splitlines()
+    i = number[key(paper.cifar(paper.ROWS["IL-Baseline"]))]
+    first = ["IL-Baseline,0,0,3", *([f"IL-Baseline,1,0,{i}"] if i else []), "IL-Baseline,1,1,1"]
+    assert lines[0] == "panel,true,predicted,images" and lines[1 : 1 + len(first)] == first
+
+
+def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, dict[str, int]]) -> None:
+    folder, number = everything
+    table = paper.table("costs")
+    records = recorded(folder)
+    made = costs.costs(table, fill(table, records, 1))
+    rows = {row[0]: row[1:] for row in made["rows"]}
+    assert list(rows) == [row.name for row in table.rows]
+
+    def five(name: str) -> tuple[float, int]:
+        i = number[key(next(r.cells[0].run for r in table.rows if r.name == name))]  # type: ignore[arg-type]
+        return 5 * (4.0 + i) + 5, i  # training of five steps, and a second of refitting in each
+
+    for name, rival in {
+        "IL-Baseline, Meta": "IL-Baseline, Balanced",
+        "LUCIR with finetuning": "LUCIR, Balanced",
+    }.items():
+        (both, i), (other, _) = five(name), five(rival)
+        refits = "5.00" if "finetuning" in name else "–"
+        epochs = "8" if name.startswith("IL") else "4"
+        told = [
+            epochs,
+            f"{both - 5:.2f}",
+            refits,
+            f"{both / other:.2f}",
+            f"{5 * (10 + i):.2f}",
+            f"{1000 + i:,}",
+            "Made up",
+        ]
+        assert rows[name] == told
+    # A record that reused something is no timing, and another machine is no comparison.
+    balanced = next(r.cells[0].run for r in table.rows if r.name == "IL-Baseline, Balanced")
+    meta = next(r.cells[0].run for r in table.rows if r.name == "IL-Baseline, Meta")
+    assert balanced is not None and meta is not None
+    records.by_run[key(balanced)][0].result["hardware"]["gpu"] = "Another"
+    records.by_run[key(meta)][0].result["reused"] = {"steps": [0]}
+    rows = {row[0]: row[1:] for row in costs.costs(table, fill(table, records, 1))["rows"]}
+    assert rows["IL-Baseline"][3] == "–" and rows["IL-Baseline, Meta"] == ["–"] * 7
+    assert missing([meta], records) == [] and missing([meta], records, alone=True) == [meta]
+    for form in (costs.markdown, costs.latex, costs.comma_separated):
+        assert all(row[1] in form(made) for row in made["rows"])
+
+
+def test_colours_say_how_far(everything: tuple[Path, dict[str, int]]) -> None:
+    filled = fill(paper.table("table1").on("cifar100"), recorded(everything[0]))
+    cells = [cell for row in filled for cell in row.cells if cell.found]
+    for cell in cells:
+        shown = tables._coloured(cell)
+        colour = {"close": "green", "better": "cyan", "near": "yellow", "off": "red"}[cell.state]
+        assert colour in str(shown.spans[0].style) and shown.plain.startswith(f"{cell.ours:.2f} ± 0.62 (")
+        assert shown.plain.endswith(", 3 seeds)") and ("‡" in shown.plain) == (cell.state == "off")
+    assert {cell.state for cell in cells} >= {"off"}
+
+
+def test_stale_files_go_and_others_stay(tmp_path: Path) -> None:
+    for name in ("figures/alpha-10.png", "figures/mine.png", "tables/costs.md", "tables/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("old")
+    report(RESULTS, tmp_path)
+    assert not (tmp_path / "figures/alpha-10.png").exists()
+    assert (tmp_path / "tables/costs.md").read_text() != "old"
+    assert (tmp_path / "figures/mine.png").exists() and (tmp_path / "tables/notes.txt").exists()
+
+
+@pytest.mark.parametrize("broken", [{"run": []}, {"final": {}}, {"run": {"recipe": None}}, {"steps": []}])
+def test_odd_records_are_named(broken: dict[str, Any], tmp_path: Path) -> None:
+    (source,) = RESULTS.glob("cifar100/*_71bc5c/result.json")
+    result = json.loads(source.read_text())
+    for name, value in broken.items():
+        result[name] = {**result[name], **value} if name == "run" and isinstance(value, dict) else value
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "result.json").write_text(json.dumps(result))
+    with pytest.raises(DataError, match=r"a/result.json is not the result of a run"):
+        recorded(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ class Filled:
         allowed = SEVERAL if len(self.found) > 2 else ONE
         method = self.cell.run.method
         remedied = not isinstance(method.loss, Standard) or method.mitigation != "none"
-        remedied &= self.cell.metric not in ("final base", "final latest")  # one is paid for with the other
+        remedied &= self.cell.metric not in ("final base", "final new")  # one is paid for with the other
         if abs(self.difference) <= allowed:
             return "close"
         if self.difference > 0 and remedied:
@@ -148,10 +148,16 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
     def one(cell: Cell, quoted: bool) -> Filled:
         if cell.run is None or cell.run.dataset not in SHAPES:
             return Filled(cell, (), quoted)
-        by_seed = records.by_run.get(key(cell.run), {})
+        by_seed = fitting(cell.run, records, table.alone)
         return Filled(cell, tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds), quoted)
 
     return [FilledRow(row, tuple(one(cell, row.quoted) for cell in row.cells)) for row in table.rows]
+
+
+def fitting(run: Run, records: Records, alone: bool) -> dict[int, Found]:
+    """The records of a run by seed; where runs are timed, those that reused nothing."""
+    found = records.by_run.get(key(run), {})
+    return {seed: one for seed, one in found.items() if not (alone and one.result.get("reused"))}
 
 
 def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
@@ -167,6 +173,6 @@ def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
     return list({(key(run), run.seed): run for run in each()}.values())
 
 
-def missing(runs: Sequence[Run], records: Records) -> list[Run]:
-    """Those of which there is no record."""
-    return [run for run in runs if run.seed not in records.by_run.get(key(run), {})]
+def missing(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:
+    """Those of which there is no record; where they are timed, none that reused nothing."""
+    return [run for run in runs if run.seed not in fitting(run, records, alone)]

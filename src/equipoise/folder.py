@@ -15,6 +15,8 @@ from .errors import BusyError, DataError, RunError, UsageError
 Result = dict[str, Any]
 RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
 """what every result has, besides its circumstances"""
+SETTINGS = {"method", "loss", "dataset", "base", "steps", "increment", "memory", "seed", "recipe"}
+"""what every result names of its run"""
 LATER = {"validation": 0.0, "mitigation": "none"}
 LATER_RECIPE = {"schedule": "steps", "clamp": 0.0}
 """settings, of the run and of its recipe, that older files do not name, and what they were then"""
@@ -72,7 +74,9 @@ def read_result(folder: Path) -> Result:
         state = "not finished" if (folder / "run.json").is_file() else "not a run's folder"
         raise DataError(f"{folder} has no result.json: it is {state}")
     result: Any = checkpoint.read_json(path)
-    whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"] and result["run"]
-    if not whole or not {"method", "loss", "dataset", "memory", "seed", "recipe"} <= result["run"].keys():
+    whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"]
+    kinds = whole and all(isinstance(result[name], dict) for name in ("run", "final"))
+    named = kinds and result["run"].keys() >= SETTINGS and {"top1", "base", "new"} <= result["final"].keys()
+    if not named or not isinstance(result["run"]["recipe"], dict):
         raise DataError(f"{path} is not the result of a run: delete it and run again")
     return {**result, "run": completed(result["run"])}

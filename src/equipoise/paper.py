@@ -27,7 +27,7 @@ METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "average top 5": lambda result: result["average_incremental_accuracy_top5"],
     "final": lambda result: result["final"]["top1"],
     "final base": lambda result: result["final"]["base"],
-    "final latest": lambda result: result["final"]["new"],
+    "final new": lambda result: result["final"]["new"],
 }
 """what is read off a result: averages are over the steps, `final` is after the last, on all, base or later classes"""
 
@@ -323,7 +323,7 @@ def epsilon() -> Table:
                     loss = Balanced() if percent == "0" else Relaxed(f"{percent}%")
                     run = Run(replace(ROWS[name], loss=loss), dataset, steps=t, memory="0")
                     cells = []
-                    for metric in ("average", "final base", "final latest"):
+                    for metric in ("average", "final base", "final new"):
                         column = Column(f"{dataset}-{metric.replace(' ', '-')}", DATASETS[dataset], metric, dataset)
                         cells.append(Cell(column, None, run, metric))
                     rows.append(Row(f"{name}, {t} steps, ε {percent}%", tuple(cells)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,17 +17,15 @@ from .errors import RunError, UsageError, unknown
 from .local import Local
 from .paper import Table
 from .progress import QueueWatch
+from .report import costs
 from .report import tables as written
 from .run import Run
 from .run import run as do
 from .watch import duration
 from .words import command
 
-FORMATS: dict[str, Callable[..., str]] = {
-    "markdown": written.markdown,
-    "latex": written.latex,
-    "csv": written.comma_separated,
-}
+FORMATS = {"markdown": written.markdown, "latex": written.latex}
+COSTS = {"markdown": costs.markdown, "latex": costs.latex, "csv": costs.comma_separated}
 
 
 def say(words: str) -> None:
@@ -43,20 +41,31 @@ def chosen(names: Sequence[str], dataset: str | None, rows: str | None) -> list[
             raise unknown("data set", dataset, paper.DATASETS)
         tables = [paper.rehearsed(table) if dataset == "digits" else table.on(dataset) for table in tables]
     if rows is not None:
-        words = [word.strip().lower() for word in rows.split(",") if word.strip()]
-        known = [row.name for table in tables for row in table.rows]
-        for word in words:
-            if not any(word in name.lower() for name in known):
-                raise unknown("row", word, dict.fromkeys(known))
-        tables = [replace(table, rows=tuple(row for row in table.rows if named(row.name, words))) for table in tables]
+        known = list(dict.fromkeys(row.name for table in tables for row in table.rows))
+        meant = rows_meant(rows, known)
+        tables = [replace(table, rows=tuple(row for row in table.rows if row.name in meant)) for table in tables]
     if not any(table.rows for table in tables):
-        raise UsageError(f"{' and '.join(names)}: there is nothing on {dataset}; leave out --dataset to see what is")
+        raise UsageError(f"{' and '.join(names) or 'the paper'} has nothing on {dataset}: leave out --dataset")
     return tables
 
 
-def named(name: str, words: Sequence[str]) -> bool:
-    """Whether a row is meant: by its whole name, or else by a part of it."""
-    return name.lower() in words or any(word in name.lower() for word in words)
+def rows_meant(said: str, known: Sequence[str]) -> set[str]:
+    """The rows that are meant: one by its whole name, which may hold a comma, or by words, separated by commas.
+
+    A word is a whole name, or else a part of names.
+    """
+    names = {name.lower(): name for name in known}
+    if said.strip().lower() in names:
+        return {names[said.strip().lower()]}
+    meant: set[str] = set()
+    for word in filter(None, (part.strip().lower() for part in said.split(","))):
+        found = {names[word]} if word in names else {name for name in known if word in name.lower()}
+        if not found:
+            raise unknown("row", word, known)
+        meant |= found
+    if not meant:
+        raise UsageError(f"--rows {said!r} names no row; there is: {'; '.join(known)}")
+    return meant
 
 
 def needed(tables: Sequence[Table]) -> list[str]:
@@ -74,14 +83,16 @@ def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str, con
     """What there is: tables and figures, their runs, and how long those that are missing would take here."""
     records = results_in(folder)
     made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {seeds} seed(s) of each run")
-    for name in ("name", "what", "runs", "recorded", "missing", "one at a time", "needs"):
-        made.add_column(name, justify="left" if name in ("name", "what", "needs") else "right")
+    for name in ("name", "what", "runs", "recorded", "missing", "one at a time", "not here"):
+        made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
     for table in tables:
         runs = wanted([table], seeds)
-        left = missing(runs, records)
-        time = duration(speed.estimate(with_device(left, device), say).seconds) if left else "–"
-        counts = (str(len(runs)), str(len(runs) - len(left)), str(len(left)))
-        made.add_row(table.id, table.caption, *counts, time, ", ".join(needed([table])))
+        left = missing(runs, records, table.alone)
+        took = speed.estimate(with_device(left, device), say, shared=not table.alone).seconds
+        counts = (len(runs), len(runs) - len(left), len(left))
+        others = {cell.run for row in table.rows for cell in row.cells if cell.run and lacking(cell.run)}
+        needs = f"{len(others) * seeds} runs need {' and '.join(needed([table]))}" if others else ""
+        made.add_row(table.id, table.caption, *map(str, counts), duration(took) if left else "–", needs)
     console.print(made)
 
 
@@ -92,16 +103,21 @@ def with_device(runs: Sequence[Run], device: str) -> list[Run]:
 
 def plan(tables: Sequence[Table], folder: Path, seeds: int, device: str, console: Console) -> None:
     """Say which runs are missing, and what they would take."""
-    runs = with_device(missing(wanted(tables, seeds), results_in(folder)), device)
-    for asked in sorted(runs, key=lambda run: -sum(speed.images_of(run))):
-        took = speed.estimate([asked], say)
-        images = sum(speed.images_of(asked))
-        words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
-        console.print(f"{command(asked)}  # {words}", highlight=False, soft_wrap=True)
-    if runs:
-        took = speed.estimate(runs)
-        words = f"{len(runs)} runs, {duration(took.seconds)} one after the other with shared base steps, at this speed"
-        console.print(f"{words}; up to {took.mib:,.0f} MiB a run", highlight=False, soft_wrap=True)
+    records = results_in(folder)
+    count, seconds, mib = 0, 0.0, 0.0
+    for alone in (False, True):
+        own = [table for table in tables if table.alone == alone]
+        runs = with_device(missing(wanted(own, seeds), records, alone), device)
+        for asked in sorted(runs, key=lambda run: -sum(speed.images_of(run))):
+            took = speed.estimate([asked], say)
+            images = sum(speed.images_of(asked))
+            words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
+            console.print(f"{command(asked)}  # {words}", highlight=False, soft_wrap=True)
+        took = speed.estimate(runs, say, shared=not alone)
+        count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
+    if count:
+        words = f"{count} run(s), {duration(seconds)} one after the other with shared base steps, at this speed"
+        console.print(f"{words}; up to {mib:,.0f} MiB a run", highlight=False, soft_wrap=True)
     else:
         console.print("nothing is missing")
 
@@ -113,7 +129,8 @@ def reproduce(
     records = results_in(folder)
     done: list[sweep.Job] = []
     for alone in (False, True):
-        runs = with_device(missing(wanted([t for t in tables if t.alone == alone], seeds), records), device)
+        own = [table for table in tables if table.alone == alone]
+        runs = with_device(missing(wanted(own, seeds), records, alone), device)
         here = replace(on, workers=1, store=None) if alone else on
         jobs: list[sweep.Job] = []
         for dataset in dict.fromkeys(run.dataset for run in runs):
@@ -132,19 +149,28 @@ def print_tables(
 ) -> None:
     """Measured and published side by side: for the terminal, or in a format for elsewhere."""
     records = results_in(folder)
-    for table in tables:
+    for i, table in enumerate(tables):
         filled = fill(table, records, seeds)
-        if form != "terminal":
-            print(FORMATS[form](table, filled))
-            continue
-        console.print(written.titled(table, filled), soft_wrap=True, highlight=False)
-        console.print(written.terminal(filled))
-        if commands:
-            for row in filled:
-                for cell in row.cells:
-                    if cell.command:
-                        where = f"{row.row.name}, {cell.cell.column.title}"
-                        console.print(f"{where}: {cell.command}", soft_wrap=True, highlight=False)
+        if table.alone:
+            print_costs(costs.costs(table, filled), form, console)
+        elif form == "csv":
+            print(written.comma_separated(table, filled, head=i == 0), end="")
+        elif form != "terminal":
+            print(FORMATS[form](table, filled, commands))
+        else:
+            console.print(written.titled(table, filled), soft_wrap=True, highlight=False)
+            console.print(written.terminal(filled))
+            for line in written.commands_of(filled) if commands else ():
+                console.print(line, soft_wrap=True, highlight=False)
+
+
+def print_costs(made: costs.Costs, form: str, console: Console) -> None:
+    """The table of costs, which holds seconds and no accuracies."""
+    if form == "terminal":
+        console.print(f"{made['title']}. {made['caption']}", soft_wrap=True, highlight=False)
+        console.print(costs.terminal(made))
+    else:
+        print(COSTS[form](made))
 
 
 def refuse_what_needs(tables: Sequence[Table]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import resource
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from .datasets import COUNTS, SHAPES
 from .errors import DataError
 from .inputs import resolve_device
 from .learner import Learner
+from .losses import Meta, Standard
 from .machine import hardware, versions
 from .memory import Budget
 from .method import Method
@@ -45,15 +48,13 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
     x = torch.randint(0, 256, ((classes + new) * of_each, *shape), dtype=torch.uint8, generator=generator(0, "speed"))
     y = torch.arange(classes + new).repeat_interleave(of_each)
     usual, _ = learner.settings_for(shape)
-    learner.recipe = record.recipe_from({**record.describe(usual), "epochs": 2})
+    learner.recipe = replace(usual, epochs=2)
     seen: list[float] = []
 
     def note(learner: Learner) -> None:
         assert learner.progress_ is not None
         seen.append(learner.progress_.images_per_second)
 
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(learner.device_)
     images = Images(x, y)
     for part in (images.of(0, classes), images.of(classes, classes + new)):
         learner.learn(part.x, part.y, note)
@@ -67,23 +68,41 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
     return Speed(base, later, peak + held)
 
 
+def in_a_process(method: Method, dataset: str, device: str) -> Speed:
+    """`measured` in a process of its own, whose memory is that of this method alone, and is given back."""
+    with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (torch.get_num_threads(),)) as pool:
+        return pool.apply(measured, (method, dataset, device))
+
+
 def speed_of(run: Run, say: Callable[[str], None]) -> Speed:
     """The speed of a run's method here: remembered, or else measured now. Of the losses, only Meta is slower."""
     method = run.method if run.method.learns(1) else run.method.at_base()
+    kind = type(method)  # other settings than the loss do not change what an image costs
+    plain = known(kind(loss=Standard()), run, say)
+    if not isinstance(method.loss, Meta):
+        return plain
+    # What an update of α costs is measured with one in every batch: a few batches then suffice.
+    always = known(kind(loss=Meta(every=1)), run, say)
+    seconds = 1 / plain.later + (1 / always.later - 1 / plain.later) / method.loss.every
+    return Speed(plain.base, 1 / seconds, always.mib)
+
+
+def known(method: Method, run: Run, say: Callable[[str], None]) -> Speed:
+    """The speed of a method on a run's images and device: remembered, or else measured now."""
     machine = {k: v for k, v in hardware(resolve_device(run.device)).items() if k != "peak_memory_mib"}
-    meta = method.loss.name == "meta"
-    key = record.digest([method.name, meta, run.dataset, machine, versions()])
+    key = record.digest([record.describe(method), run.dataset, machine, versions()])
     file = default_store().parent / "speed.json"
-    known = remembered(file)
-    if key not in known:
-        say(f"measuring the speed of {method.name}{' with the meta loss' if meta else ''} on this machine")
-        found = measured(method, run.dataset, run.device)
-        known = {**remembered(file), key: list(found)}
+    found = remembered(file)
+    if key not in found:
+        meta = " with the meta loss" if isinstance(method.loss, Meta) else ""
+        say(f"measuring the speed of {method.name}{meta} on this machine")
+        now = in_a_process(method, run.dataset, run.device)
+        found = {**remembered(file), key: list(now)}
         try:
-            checkpoint.write_json(file, known)
+            checkpoint.write_json(file, found)
         except OSError as error:
             say(f"the speed is not remembered: {error}")
-    return Speed(*known[key])
+    return Speed(*found[key])
 
 
 def remembered(file: Path) -> dict[str, list[float]]:
@@ -103,19 +122,35 @@ class Estimate(NamedTuple):
     """of the largest"""
 
 
-def estimate(runs: Sequence[Run], say: Callable[[str], None] = lambda words: None) -> Estimate:
-    """How long runs take here, one after the other, and how much memory. A base step that several share counts once."""
+def estimate(runs: Sequence[Run], say: Callable[[str], None] = lambda words: None, shared: bool = True) -> Estimate:
+    """How long runs take here, one after the other, and how much memory; `shared` base steps count once."""
     seconds = mib = 0.0
     based: set[str] = set()
     for run in runs:
         speed = speed_of(run, say)
         base, *later = images_of(run)
         at_base = (record.describe(run.method.at_base()), run.dataset, run.order, run.seed, run.validation)
-        shared = record.digest([*at_base, base])
-        seconds += (0.0 if shared in based else base / speed.base) + sum(later) / speed.later
+        key = record.digest([*at_base, base])
+        seconds += 0.0 if shared and key in based else base / speed.base
+        seconds += (sum(later) + refit_images(run)) / speed.later
         mib = max(mib, speed.mib)
-        based.add(shared)
+        based.add(key)
     return Estimate(seconds, mib)
+
+
+def refit_images(run: Run) -> int:
+    """How many images all refits of a run train on."""
+    refit = run.method.refitting()
+    if refit is None:
+        return 0
+    counts, shape = COUNTS[run.dataset], SHAPES[run.dataset]
+    settings = asked(run, len(counts), shape)
+    total = 0
+    for t in range(1, settings["steps"] + 1):
+        classes = settings["base"] + t * settings["increment"]
+        share = Budget.parse(run.memory).share(classes)
+        total += refit.recipe.epochs * sum(min(share, count) for count in counts[:classes])
+    return total
 
 
 def images_of(run: Run) -> list[int]:

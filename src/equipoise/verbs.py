@@ -118,12 +118,14 @@ class Paper:
     """seeds of each run, from 0"""
     dry_run: bool = False
     """list the runs that are missing, with the time and the memory they would take here, and do nothing"""
+    no_run: bool = False
+    """print what is recorded, and run nothing"""
     results: Path = Path("results")
     """folder of records: looked into first, and where new runs are put"""
     format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
     """how the tables are printed"""
     commands: bool = False
-    """print the command of each cell below its table"""
+    """print the command of each cell below its table; in CSV it has a column anyway"""
     workers: Annotated[int | None, hint("4 for each GPU, else one for each core")] = None
     """runs at a time"""
     device: str = "auto"
@@ -154,6 +156,9 @@ def paper_verb(argv: list[str]) -> None:
     if f.dry_run:
         reproduce.plan(tables, f.results, f.seeds, f.device, console)
         reproduce.refuse_what_needs(tables)
+        return
+    if f.no_run:
+        reproduce.print_tables(tables, f.results, f.seeds, f.format, f.commands, console)
         return
     on = Local(store=store_folder(f.store), data=f.data, checkpoint_every=f.checkpoint, tensorboard=f.tensorboard)
     if f.workers is not None:

@@ -11,12 +11,14 @@ from ..checkpoint import write_file
 from ..compare import FilledRow, fill, recorded
 from ..errors import DataError
 from ..paper import Table
-from . import tables
+from . import costs, tables
 from .collect import DATASETS, collected
 from .page import page
 from .pictures import numbers, picture
 
-FORMS = {"md": tables.markdown, "tex": tables.latex, "csv": tables.comma_separated}
+OURS = {*paper.MAKERS, "steps", "alpha", "memory"}
+"""how the names of our files begin"""
+COSTS = {"md": costs.markdown, "tex": costs.latex, "csv": costs.comma_separated}
 
 
 def report(results: Path, out: Path) -> list[Path]:
@@ -26,13 +28,22 @@ def report(results: Path, out: Path) -> list[Path]:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
     data = collected(records)
     filled = [(table, fill(table, records)) for table in (t.on(*DATASETS) for t in paper.tables()) if not table.alone]
+    for stale in [*out.glob("tables/*.*"), *out.glob("figures/*.*")]:
+        if stale.suffix in (".md", ".tex", ".csv", ".png") and stale.stem.split("-")[0] in OURS:
+            stale.unlink()  # of records that are no longer there
     for table, rows in filled:
-        for ending, form in FORMS.items():
-            write_file(out / "tables" / f"{table.id}.{ending}", form(table, rows).encode())
+        texts = {
+            "md": tables.markdown(table, rows, commands=True),
+            "tex": tables.latex(table, rows, commands=True),
+            "csv": tables.comma_separated(table, rows),
+        }
+        for ending, text in texts.items():
+            write_file(out / "tables" / f"{table.id}.{ending}", text.encode())
+    for ending, write in COSTS.items() if data["costs"] else ():
+        write_file(out / "tables" / f"costs.{ending}", write(data["costs"]).encode())
     by_id = {found.id: found.result for found in records.found}
     for figure in data["figures"]:
-        if figure["kind"] == "lines":
-            write_file(out / "figures" / f"{figure['id']}.csv", numbers(figure).encode())
+        write_file(out / "figures" / f"{figure['id']}.csv", numbers(figure, by_id).encode())
         picture(figure, by_id, out / "figures" / f"{figure['id']}.png")
     write_file(out / "README.md", markdown(data, filled).encode())
     write_file(out / "index.html", page(data).encode())
@@ -49,16 +60,8 @@ def markdown(data: Mapping[str, Any], filled: Sequence[tuple[Table, list[FilledR
     ]
     parts += [tables.markdown(table, rows).rstrip() for table, rows in filled if table.id.startswith("table")]
     if data["costs"]:
-        parts.append(cost_table(data["costs"]))
+        parts.append(costs.markdown(data["costs"]).rstrip())
     for figure in data["figures"]:
         parts += [f"### {figure['title']}", figure["caption"], f"![{figure['title']}](figures/{figure['id']}.png)"]
-    parts.append("`tables/` has each table as Markdown, LaTeX and CSV, the CSV with the command that measures a cell.")
+    parts.append("`tables/` has each table as Markdown, LaTeX and CSV, with the command that measures each cell.")
     return "\n\n".join(parts) + "\n"
-
-
-def cost_table(costs: Mapping[str, Any]) -> str:
-    """What a loss costs, as Markdown."""
-    columns = costs["columns"]
-    lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in costs["rows"]]
-    return f"### {costs['title']}\n\n{costs['caption']}\n\n" + "\n".join(lines)

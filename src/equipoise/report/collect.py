@@ -17,6 +17,7 @@ from ..paper import Table
 from ..run import run_from
 from ..show import label, protocol, reuse_words
 from ..words import command
+from .costs import costs, machine
 
 Figure = dict[str, Any]
 """`lines`: series of numbers over x; `confusion`: runs whose matrices are shown. See `page.py` for the fields"""
@@ -49,7 +50,7 @@ def collected(records: Records) -> dict[str, Any]:
         "headline": headline(filled),
         "tables": [as_table(*filled[f"table{k}"]) for k in range(1, 7)],
         "figures": list(figures(filled)),
-        "costs": costs(filled["costs"][1]),
+        "costs": costs(*filled["costs"]) if any(r.cells[0].found for r in filled["costs"][1]) else None,
         "runs": [as_run(found) for found in records.found],
     }
 
@@ -57,12 +58,6 @@ def collected(records: Records) -> dict[str, Any]:
 def distinct(values: Iterator[str]) -> list[str]:
     """Each value once, sorted."""
     return sorted(set(values))
-
-
-def machine(result: Result) -> str:
-    """What a result was computed on."""
-    found = result.get("hardware", {})
-    return str(found.get("gpu") or found.get("cpu") or "unknown")
 
 
 def headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str, Any]]:
@@ -243,11 +238,11 @@ def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     fixed = [row for row in rows if row.row.name.startswith("α")]
     for t in (5, 10):
         series = []
-        for group, metric in enumerate(("average", "final", "final base", "final latest")):
+        for group, metric in enumerate(("average", "final", "final base", "final new")):
             # The paper has no column for the later classes, but their accuracy is in the same records.
-            column = f"cifar100-{t}-{'final' if metric == 'final latest' else metric.replace(' ', '-')}"
+            column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
             cells = [cell_of(row, column) for row in fixed]
-            if metric == "final latest":
+            if metric == "final new":
                 cells = [replace(c, cell=replace(c.cell, metric=metric, paper=None)) for c in cells]
             at = [(float(row.row.name.split()[1]), cell) for row, cell in zip(fixed, cells)]
             series.append(over(metric, at, group, dashed=False))
@@ -292,7 +287,7 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
                 own = [row for row in rows if row.row.name.startswith(start)]
                 own = [row for row in own if row.cells[0].cell.column.dataset == dataset]
                 series = []
-                for group, metric in enumerate(("average", "final base", "final latest")):
+                for group, metric in enumerate(("average", "final base", "final new")):
                     column = f"{dataset}-{metric.replace(' ', '-')}"
                     at = [(float(r.row.name.removeprefix(start).rstrip("%")), cell_of(r, column)) for r in own]
                     series.append(over(metric, at, group, dashed=False))
@@ -304,53 +299,3 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
                     {"label": "ε, %", "scale": "symlog", "threshold": 0.1},
                     [s for s in series if s is not None],
                 )
-
-
-# Costs --------------------------------------------------------------------------------------------------------
-
-
-def costs(rows: Sequence[FilledRow]) -> dict[str, Any] | None:
-    """Seconds and memory, and how many times as much as with the balanced loss of the same method."""
-    found = {row.row.name: row.cells[0].found[0].result for row in rows if row.cells[0].found}
-    if not found:
-        return None
-
-    def seconds(result: Result, what: str) -> float:
-        return float(sum(step.get(what, 0.0) for step in result["steps"][1:]))
-
-    def trained(result: Result) -> float:
-        return seconds(result, "training_seconds") + seconds(result, "refitting_seconds")
-
-    lines = []
-    for name, result in found.items():
-        rival = found.get(name.split(",")[0].split(" with")[0] + ", Balanced")
-        peak = result["hardware"].get("peak_memory_mib")
-        lines.append(
-            [
-                name,
-                str(result["run"]["recipe"]["epochs"]),
-                f"{seconds(result, 'training_seconds'):.2f}",
-                f"{seconds(result, 'refitting_seconds'):.2f}" if result.get("refit") else "–",
-                "–" if rival is None else f"{trained(result) / trained(rival):.2f}",
-                f"{seconds(result, 'seconds'):.2f}",
-                "–" if peak is None else f"{peak:,}",
-                machine(result),
-            ]
-        )
-    return {
-        "title": "What a loss costs",
-        "caption": "CIFAR-100, 20 images of every class kept: the five steps after the base step, one run at a time, "
-        "with nothing reused, one trial. A whole step is training and refitting and, besides, recording kernels, "
-        "choosing exemplars, measuring and saving: in runs as short as these, that weighs more than in a real one.",
-        "columns": [
-            "",
-            "epochs",
-            "training, s",
-            "refitting, s",
-            "both, against Balanced",
-            "whole steps, s",
-            "peak GPU memory, MiB",
-            "machine",
-        ],
-        "rows": lines,
-    }

@@ -50,10 +50,20 @@ def curves(figure: Mapping[str, Any], path: Path) -> Path:
     return written(drawn, path)
 
 
-def numbers(figure: Mapping[str, Any]) -> str:
-    """The points of a figure of curves, a line each: equal records give equal bytes."""
+def numbers(figure: Mapping[str, Any], results: Mapping[str, Result]) -> str:
+    """The points of a figure of curves, or the counts of its matrices that are not 0, a line each.
+
+    Equal records give equal bytes.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
+    if figure["kind"] == "confusion":
+        writer.writerow(("panel", "true", "predicted", "images"))
+        for panel in figure["panels"]:
+            name = panel["name"].rpartition(":")[0]
+            for i, row in enumerate(results[panel["run"]]["confusion"]):
+                writer.writerows((name, i, j, count) for j, count in enumerate(row) if count)
+        return out.getvalue()
     writer.writerow(("series", "x", "y", "spread"))
     for s in figure["series"]:
         spread = s["spread"] or [None] * len(s["x"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.table import Table as Rich
@@ -38,11 +38,13 @@ def measured(cell: Filled) -> str:
 
 
 def beside(cell: Filled) -> str:
-    """What stands beside the measured number: the paper's, and the difference."""
-    if cell.cell.paper is None:
-        return ""
-    difference = "" if cell.difference is None else f", {signed(cell.difference)}"
-    return f"{cell.cell.paper:.2f}{difference}"
+    """What stands beside the measured number: the paper's, the difference with its mark, how many seeds if several."""
+    words = [] if cell.cell.paper is None else [f"{cell.cell.paper:.2f}"]
+    if cell.difference is not None:
+        words.append(signed(cell.difference) + MARKS.get(cell.state, ""))
+    if len(cell.found) > 1:
+        words.append(f"{len(cell.found)} seeds")
+    return ", ".join(words)
 
 
 def signed(difference: float) -> str:
@@ -60,7 +62,16 @@ def seeds_in(filled: Sequence[FilledRow]) -> str:
     return f"{counts[0]} to {counts[-1]} seeds"
 
 
-LEGEND = "in brackets the paper's, and the difference to it"
+MARKS = {"near": "†", "off": "‡"}
+LEGEND = "in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far)"
+
+
+def commands_of(filled: Sequence[FilledRow]) -> Iterator[str]:
+    """What measures each cell, a line each."""
+    for row in filled:
+        for cell in row.cells:
+            if cell.command:
+                yield f"{row.row.name}, {cell.cell.column.group}, {cell.cell.column.title}: {cell.command}"
 
 
 def titled(table: Table, filled: Sequence[FilledRow]) -> str:
@@ -89,15 +100,14 @@ def _coloured(cell: Filled | None) -> Text:
         return Text("")
     if cell.state == "quoted":
         return Text(beside(cell) or "–", style="dim")
-    several = f" {len(cell.found)} seeds" if len(cell.found) > 1 else ""
     paper = f" ({beside(cell)})" if beside(cell) else ""
     if cell.needs:
         return Text(f"needs {cell.needs}{paper}", style="dim")
-    return Text.assemble((measured(cell), f"bold {COLOURS.get(cell.state, '')}".strip()), (paper + several, "dim"))
+    return Text.assemble((measured(cell), f"bold {COLOURS.get(cell.state, '')}".strip()), (paper, "dim"))
 
 
-def markdown(table: Table, filled: Sequence[FilledRow]) -> str:
-    """A table, and below it what measures each of its cells."""
+def markdown(table: Table, filled: Sequence[FilledRow], commands: bool = False) -> str:
+    """A table; if asked, below it what measures each of its cells."""
     columns = shown(filled)
     lines = [
         f"### {table.title}",
@@ -111,6 +121,10 @@ def markdown(table: Table, filled: Sequence[FilledRow]) -> str:
         cells = by_column(row)
         name = f"*{row.row.name} (quoted)*" if row.row.quoted else row.row.name
         lines.append(f"| {name} | " + " | ".join(_marked(cells.get(column)) for column in columns) + " |")
+    if commands:
+        lines += ["", "<details><summary>The command of each cell</summary>", ""]
+        lines += [f"- {said[0]}: `{said[2]}`" for said in (line.rpartition(": ") for line in commands_of(filled))]
+        lines += ["", "</details>"]
     return "\n".join(lines) + "\n"
 
 
@@ -124,8 +138,8 @@ def _marked(cell: Filled | None) -> str:
     return ours + (f" ({paper})" if paper else "")
 
 
-def latex(table: Table, filled: Sequence[FilledRow]) -> str:
-    """A table for a paper: needs the package booktabs."""
+def latex(table: Table, filled: Sequence[FilledRow], commands: bool = False) -> str:
+    """A table for a paper: needs the package booktabs. If asked, what measures each of its cells, as comments."""
     columns = shown(filled)
     groups: list[tuple[str, int]] = []
     for column in columns:
@@ -148,13 +162,14 @@ def latex(table: Table, filled: Sequence[FilledRow]) -> str:
         name = escaped(row.row.name) + (r" \emph{(quoted)}" if row.row.quoted else "")
         lines.append("    " + " & ".join([name, *(_typeset(cells.get(column)) for column in columns)]) + r" \\")
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    lines += [f"% {line}" for line in commands_of(filled)] if commands else []
     return "\n".join(lines) + "\n"
 
 
 def _typeset(cell: Filled | None) -> str:
     if cell is None or cell.state == "none":
         return ""
-    paper = beside(cell).replace("−", "$-$")
+    paper = beside(cell).replace("−", "$-$").replace("†", r"$^\dagger$").replace("‡", r"$^\ddagger$")
     if cell.state == "quoted":
         return rf"\emph{{{paper}}}" if paper else "--"
     ours = measured(cell).replace(" ± ", r"$\pm$").replace("–", "--")
@@ -163,7 +178,8 @@ def _typeset(cell: Filled | None) -> str:
 
 def escaped(text: str) -> str:
     """Text with what LaTeX would take for a command made harmless."""
-    plain = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "α": r"$\alpha$", "ε": r"$\varepsilon$"}
+    plain = {letter: f"\\{letter}" for letter in "&%_#$"} | {"α": r"$\alpha$", "ε": r"$\varepsilon$"}
+    plain |= {"†": r"$^\dagger$", "‡": r"$^\ddagger$"}
     return "".join(plain.get(letter, letter) for letter in text)
 
 

@@ -1,0 +1,119 @@
+"""What a loss costs: seconds and memory of runs that were timed, in every format that tables have."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table as Rich
+
+from ..compare import FilledRow
+from ..folder import Result
+from ..paper import Table
+from .tables import escaped
+
+COLUMNS = (
+    "",
+    "epochs",
+    "training, s",
+    "refitting, s",
+    "both, against Balanced",
+    "whole steps, s",
+    "peak GPU memory, MiB",
+    "machine",
+)
+
+Costs = Mapping[str, Any]
+"""`title`, `caption`, `columns` and `rows` of words"""
+
+
+def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
+    """Seconds and memory of every row, and how many times as long as Balanced of the same method, on the same machine.
+
+    Of the first seed; – for what has not been timed.
+    """
+    found = {row.row.name: row.cells[0].found[0].result for row in filled if row.cells and row.cells[0].found}
+
+    def line(name: str) -> list[str]:
+        if name not in found:
+            return [name, *"–" * (len(COLUMNS) - 1)]
+        result = found[name]
+        rival = found.get(name.split(",")[0].split(" with")[0] + ", Balanced")
+        alike = rival is not None and machine(rival) == machine(result)
+        peak = result.get("hardware", {}).get("peak_memory_mib")
+        return [
+            name,
+            str(result["run"]["recipe"]["epochs"]),
+            f"{seconds(result, 'training'):.2f}",
+            f"{seconds(result, 'refitting'):.2f}" if result.get("refit") else "–",
+            f"{trained(result) / trained(rival):.2f}" if rival is not None and alike else "–",
+            f"{seconds(result, ''):.2f}",
+            "–" if peak is None else f"{peak:,}",
+            machine(result),
+        ]
+
+    return {
+        "title": table.title,
+        "caption": f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. A whole step is "
+        "training and refitting and, besides, recording kernels, choosing exemplars, measuring and saving: in runs as "
+        "short as these, that weighs more than in a real one.",
+        "columns": list(COLUMNS),
+        "rows": [line(row.row.name) for row in filled],
+    }
+
+
+def machine(result: Result) -> str:
+    """What a result was computed on."""
+    found = result.get("hardware", {})
+    return str(found.get("gpu") or found.get("cpu") or "unknown")
+
+
+def seconds(result: Result, what: str) -> float:
+    """Of all steps after the base step."""
+    name = f"{what}_seconds" if what else "seconds"
+    return float(sum(step.get(name, 0.0) for step in result["steps"][1:]))
+
+
+def trained(result: Result) -> float:
+    """Seconds of training and refitting."""
+    return seconds(result, "training") + seconds(result, "refitting")
+
+
+def terminal(made: Costs) -> Rich:
+    """For a terminal."""
+    table = Rich(box=box.SIMPLE_HEAD)
+    for i, name in enumerate(made["columns"]):
+        table.add_column(name, justify="right" if 0 < i < len(COLUMNS) - 1 else "left")
+    for row in made["rows"]:
+        table.add_row(*row)
+    return table
+
+
+def markdown(made: Costs) -> str:
+    """As Markdown."""
+    columns = made["columns"]
+    lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in made["rows"]]
+    return f"### {made['title']}\n\n{made['caption']}\n\n" + "\n".join(lines) + "\n"
+
+
+def latex(made: Costs) -> str:
+    """For a paper: needs the package booktabs."""
+    rows = [" & ".join(map(escaped, row)) + r" \\" for row in (made["columns"], *made["rows"])]
+    head, *body = (f"    {row.replace('–', '--')}" for row in rows)
+    caption = rf"  \caption{{{escaped(made['caption'])}}}"
+    begin = [r"\begin{table}", caption, rf"  \begin{{tabular}}{{l{'r' * (len(COLUMNS) - 1)}}}", r"    \toprule"]
+    end = [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    return "\n".join([*begin, head, r"    \midrule", *body, *end]) + "\n"
+
+
+def comma_separated(made: Costs) -> str:
+    """A line for each row."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["name", *made["columns"][1:]])
+    writer.writerows(made["rows"])
+    return out.getvalue()
