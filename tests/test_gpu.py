@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -74,13 +74,19 @@ def test_a_recorded_step_is_the_step(loss: Any, engine: str) -> None:
         assert value.item() != 1.0
 
 
-def two_steps(method: Method, engine: str, device: str = "cuda", brightness: float = 0.0) -> torch.Tensor:
+def two_steps(
+    method: Method,
+    engine: str,
+    device: str = "cuda",
+    brightness: float = 0.0,
+    last: Literal["joined", "short"] = "joined",
+) -> torch.Tensor:
     """The logits after a base step and another, in fp32."""
     gen = generator(13)
     x = torch.randint(0, 256, (240, *SHAPE), dtype=torch.uint8, generator=gen)
     y = torch.arange(240) % 6
     settings = {"device": device, "precision": "fp32", "engine": engine, "augment": Crop(4, brightness=brightness)}
-    recipe = Recipe(epochs=2, lr=0.01, milestones=(), batch=40, clamp=method.recipe(SHAPE).clamp)
+    recipe = Recipe(epochs=2, lr=0.01, milestones=(), batch=40, clamp=method.recipe(SHAPE).clamp, last=last)
     learner = Learner(method, memory=5, recipe=recipe, **settings)  # type: ignore[arg-type]
     learner.learn(x[y < 4], y[y < 4]).learn(x[y >= 4], y[y >= 4])
     assert learner.engine_ == engine
@@ -112,6 +118,13 @@ def test_brightness_is_recorded_too() -> None:
     eager = two_steps(ILBaseline(), "eager", brightness=0.25)
     apart = (two_steps(ILBaseline(), "captured", brightness=0.25) - eager).norm() / eager.norm()
     assert apart < 1e-2 < (two_steps(ILBaseline(), "eager") - eager).norm() / eager.norm()
+
+
+@pytest.mark.parametrize("loss", [Balanced(), Meta(every=2)], ids=lambda v: v.name)
+def test_short_last_batches_are_recorded_too(loss: Any) -> None:
+    eager = two_steps(ILBaseline(loss), "eager", last="short")
+    apart = (two_steps(ILBaseline(loss), "captured", last="short") - eager).norm() / eager.norm()
+    assert apart < 1e-2 < (two_steps(ILBaseline(loss), "eager") - eager).norm() / eager.norm()
 
 
 def test_bf16_is_near_fp32() -> None:
