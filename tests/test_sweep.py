@@ -19,7 +19,7 @@ import pytest
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
-from equipoise.local import Local, ended, in_base_step, next_of, usual_workers
+from equipoise.local import Local, ended, gpu_for, in_base_step, next_of, usual_workers
 from equipoise.run import Run, run
 from equipoise.store import Store
 from equipoise.sweep import Job, map
@@ -271,6 +271,46 @@ def test_there_is_at_least_one_worker(tmp_path: Path) -> None:
     assert usual_workers() >= 1
     with pytest.raises(UsageError):
         map(run, [Job(asked(), tmp_path / "a")], Local(workers=0))
+
+
+def visible(run: Run, out: Path, **more: Any) -> None:
+    """In place of a run: note which GPUs it sees, and stay until all three are there, so that each has its slot."""
+    (out / "visible").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    deadline = time.monotonic() + 60
+    while len(list(out.parent.glob("*/visible"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_workers_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b, 5")
+    # The last one names a GPU by its number among all that are visible.
+    jobs = [Job(asked(device=device), tmp_path / str(i)) for i, device in enumerate(["auto", "cuda", "cuda:1"])]
+    map(visible, jobs, Local(workers=3))  # type: ignore[arg-type]
+    assert [(job.folder / "visible").read_text() for job in jobs] == ["GPU-b", "5", "GPU-b, 5"]
+
+
+def test_every_gpu_has_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for count, seen in ((0, [None] * 8), (1, [None] * 8), (2, ["0", "1"] * 4)):
+        monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
+        assert [gpu_for(slot) for slot in range(8)] == seen
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,-1,5")  # CUDA sees those before the first that is none
+    assert [gpu_for(slot) for slot in range(4)] == ["4", "6", "4", "6"]
+
+
+def test_a_slot_that_is_free_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots: list[int] = []
+
+    class Over:
+        exitcode = 2
+
+        def is_alive(self) -> bool:
+            return False
+
+    monkeypatch.setattr("equipoise.local.started", lambda run, job, on, slot: slots.append(slot) or Over())
+    map(run, [Job(asked(), tmp_path / str(i)) for i in range(5)], Local(workers=2))
+    assert slots == [0, 1, 0, 1, 0]
 
 
 def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -47,6 +47,28 @@ def usual_workers() -> int:
     return 4 * torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
 
 
+def gpu_for(slot: int) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is to be for the worker in a slot, equally many for each GPU; None to leave it.
+
+    Of those that the user lists, torch counts the ones before the first that is not there.
+    """
+    count = torch.cuda.device_count()
+    if count < 2:
+        return None
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = [str(i) for i in range(count)] if listed is None else [name.strip() for name in listed.split(",")]
+    return ids[slot % count]
+
+
+class Worker(NamedTuple):
+    """A process and what it does."""
+
+    job: Job
+    process: SpawnProcess
+    slot: int
+    """its number among those at work: the lowest that was free"""
+
+
 @dataclass(frozen=True)
 class Local:
     """This machine: so many runs at a time, each with so many CPU threads."""
@@ -68,30 +90,31 @@ class Local:
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
         """Do these jobs; each ends with a result or a failure."""
         waiting = list(jobs)
-        busy: list[tuple[Job, SpawnProcess]] = []
+        busy: list[Worker] = []
         with multi_process_service():
             try:
                 while waiting or busy:
-                    while len(busy) < self.workers and (chosen := next_of(waiting, [job for job, _ in busy], self)):
+                    while len(busy) < self.workers and (chosen := next_of(waiting, [one.job for one in busy], self)):
                         waiting.remove(chosen)
-                        busy.append((chosen, started(run, chosen, self)))
+                        slot = min(set(range(self.workers)) - {one.slot for one in busy})
+                        busy.append(Worker(chosen, started(run, chosen, self, slot), slot))
                     time.sleep(0.05)
-                    over = [one for one in busy if not one[1].is_alive()]
+                    over = [one for one in busy if not one.process.is_alive()]
                     busy = [one for one in busy if one not in over]
-                    waiting += [job for job, process in over if not ended(job, process.exitcode)]
-                    tell([job for job, _ in busy])
+                    waiting += [one.job for one in over if not ended(one.job, one.process.exitcode)]
+                    tell([one.job for one in busy])
             except KeyboardInterrupt:
                 # Workers hear it from here only, being in process groups of their own: they end their epoch and save.
-                for _, process in busy:
-                    if process.pid is not None and process.is_alive():
-                        os.kill(process.pid, signal.SIGINT)
-                for _, process in busy:
-                    process.join()
+                for one in busy:
+                    if one.process.pid is not None and one.process.is_alive():
+                        os.kill(one.process.pid, signal.SIGINT)
+                for one in busy:
+                    one.process.join()
                 raise
             finally:
-                for _, process in busy:
-                    process.terminate()
-                    process.join()
+                for one in busy:
+                    one.process.terminate()
+                    one.process.join()
 
 
 def next_of(waiting: Sequence[Job], busy: Sequence[Job], on: Local) -> Job | None:
@@ -105,11 +128,13 @@ def in_base_step(folder: Path) -> bool:
     return not any((folder / name).exists() for name in (BASED, "result.json"))
 
 
-def started(run: Work, job: Job, on: Local) -> SpawnProcess:
+def started(run: Work, job: Job, on: Local, slot: int) -> SpawnProcess:
     """A process that does the job, or goes on with it."""
     job.tries += 1
     job.folder.mkdir(parents=True, exist_ok=True)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(run, job, on, os.getpid()), daemon=True)
+    gpu = gpu_for(slot) if job.run.device in ("auto", "cuda") else None  # cuda:1 is a number among all
+    args = (run, job, on, os.getpid(), gpu)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args, daemon=True)
     process.start()
     return process
 
@@ -130,9 +155,11 @@ def ended(job: Job, code: int | None) -> bool:
     return True
 
 
-def work(run: Work, job: Job, on: Local, parent: int) -> None:
+def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) -> None:
     """What a worker process does. Its words go to log.txt in the run's folder, the reason of a failure to ERROR."""
     os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
+    if gpu is not None:  # CUDA looks at it when it is first used, which is later
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(on.threads)
     folder = job.folder
