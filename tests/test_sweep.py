@@ -19,7 +19,7 @@ import pytest
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
-from equipoise.local import Local, ended, gpu_for, in_base_step, next_of, usual_workers
+from equipoise.local import Local, ended, gpu_for, in_base_step, multi_process_service, next_of, usual_workers
 from equipoise.run import Run, run
 from equipoise.store import Store
 from equipoise.sweep import Job, map
@@ -288,6 +288,23 @@ def test_workers_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     jobs = [Job(asked(device=device), tmp_path / str(i)) for i, device in enumerate(["auto", "cuda", "cuda:1"])]
     map(visible, jobs, Local(workers=3))  # type: ignore[arg-type]
     assert [(job.folder / "visible").read_text() for job in jobs] == ["GPU-b", "5", "GPU-b, 5"]
+
+
+def test_the_server_that_shares_gpus_numbers_them_as_its_clients_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "$1 $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/said\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with multi_process_service():
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+        said = (tmp_path / "said").read_text()
+        assert said == f"-d  {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n"
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 def test_every_gpu_has_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,11 +207,13 @@ def multi_process_service() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
+        # What a server sees is numbered anew for its clients, who look for the user's numbers: so it sees them all.
+        all_seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         os.environ.update(places)
         begun = None
         try:
-            begun = subprocess.run([control, "-d"], capture_output=True, text=True, check=False)
+            begun = subprocess.run([control, "-d"], env=all_seen | places, capture_output=True, text=True)
             if begun.returncode:
                 log.warning("MPS does not start (%s): runs take turns, which is slower", begun.stderr.strip())
                 for name in places:
