@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib
 import json
@@ -86,6 +87,33 @@ def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -
     map(run, jobs, Local(workers=1))
     assert jobs[0].result is None and "diverged" in (jobs[0].failure or "") and jobs[0].tries == 1
     assert jobs[1].result is not None and jobs[1].failure is None
+
+
+def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = ["good", "file", "file/below", "full", "closed"]
+    (tmp_path / "file").touch()
+    jobs = [Job(asked(), tmp_path / name) for name in reversed(places)]
+    make, look = Path.mkdir, Path.is_file
+
+    def mkdir(path: Path, *words: Any, **more: Any) -> None:
+        if path.name == "full":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        make(path, *words, **more)
+
+    def is_file(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "is_file", is_file)
+    map(run, jobs, Local(workers=1))
+    closed, full, below, file, good = jobs
+    assert good.result is not None and good.failure is None
+    assert (closed.failure or "").startswith(f"no permission to use {tmp_path / 'closed'}")
+    assert (full.failure or "").startswith(f"no space left for {tmp_path / 'full'}")
+    assert (below.failure or "").startswith(f"{tmp_path / 'file' / 'below'} cannot be used (not a directory)")
+    assert (file.failure or "").startswith(f"{tmp_path / 'file'} cannot be used (file exists)")
 
 
 def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ TRIES = 3
 """how often a run is begun or taken up again before it counts as failed"""
 
 ERROR = "error.txt"
+LOG = "log.txt"
 FINAL = 2
 """exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
 
@@ -97,7 +98,10 @@ class Local:
                     while len(busy) < self.workers and (chosen := next_of(waiting, [one.job for one in busy], self)):
                         waiting.remove(chosen)
                         slot = min(set(range(self.workers)) - {one.slot for one in busy})
-                        busy.append(Worker(chosen, started(run, chosen, self, slot), slot))
+                        try:
+                            busy.append(Worker(chosen, started(run, chosen, self, slot), slot))
+                        except OSError as error:  # something in the way, a full disk: it concerns this job alone
+                            chosen.failure = sentence(error)
                     time.sleep(0.05)
                     over = [one for one in busy if not one.process.is_alive()]
                     busy = [one for one in busy if one not in over]
@@ -132,6 +136,7 @@ def started(run: Work, job: Job, on: Local, slot: int) -> SpawnProcess:
     """A process that does the job, or goes on with it."""
     job.tries += 1
     job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
     gpu = gpu_for(slot) if job.run.device in ("auto", "cuda") else None  # cuda:1 is a number among all
     args = (run, job, on, os.getpid(), gpu)
     process = multiprocessing.get_context("spawn").Process(target=work, args=args, daemon=True)
@@ -146,7 +151,7 @@ def ended(job: Job, code: int | None) -> bool:
         return True
     file = job.folder / ERROR
     reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
-    if file.is_file():
+    with contextlib.suppress(OSError):
         reason = file.read_text(errors="replace").strip() or reason
     if code != FINAL and job.tries < TRIES:
         log.warning("%s: %s; trying again", job.folder, reason)
@@ -156,7 +161,7 @@ def ended(job: Job, code: int | None) -> bool:
 
 
 def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) -> None:
-    """What a worker process does. Its words go to log.txt in the run's folder, the reason of a failure to ERROR."""
+    """What a worker process does. Its words go to LOG in the run's folder, the reason of a failure to ERROR."""
     os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
     if gpu is not None:  # CUDA looks at it when it is first used, which is later
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -164,7 +169,7 @@ def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) ->
     torch.set_num_threads(on.threads)
     folder = job.folder
     (folder / ERROR).unlink(missing_ok=True)
-    sys.stdout = sys.stderr = words = (folder / "log.txt").open("a", buffering=1)
+    sys.stdout = sys.stderr = words = (folder / LOG).open("a", buffering=1)
 
     def give_up(error: BaseException, code: int) -> NoReturn:
         said = sentence(error, "--batch or --workers") or first_line(error) or repr(error)
