@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import equipoise.local
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
@@ -181,6 +187,67 @@ def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
     _, said = queue.communicate(timeout=60)
     assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
     assert len(list(tmp_path.glob("runs/*/checkpoint/learner.json"))) == 2
+
+
+@contextlib.contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """As a process that is at work in a folder."""
+    folder.mkdir(exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_run_that_another_is_at_work_at_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done, taken_up, raced, free = jobs = [Job(asked(), tmp_path / name) for name in "abcd"]
+    looks: Counter[Path] = Counter()
+    look = equipoise.local.held
+
+    def held(folder: Path) -> bool:
+        looks[folder] += 1
+        # The other one comes between the first look and the worker.
+        return look(folder) and not (folder == raced.folder and looks[folder] == 1)
+
+    monkeypatch.setattr("equipoise.local.held", held)
+    with contextlib.ExitStack() as stack:
+        others = {job.folder: stack.enter_context(contextlib.ExitStack()) for job in (done, taken_up, raced)}
+        for folder, other in others.items():
+            other.enter_context(at_work(folder))
+        began = time.monotonic()
+
+        def tell(busy: Any) -> None:
+            # When only those are left that others are at work at, one of these is done by the other, two are left.
+            if free.over and looks[raced.folder] > 2 and not busy and not done.over:
+                assert not any(job.tries for job in (done, taken_up, raced)) and not done.over
+                shutil.copy(free.folder / "result.json", done.folder)
+                others[taken_up.folder].close()
+                others[raced.folder].close()
+
+        map(run, jobs, Local(workers=1), tell)
+    assert [job.failure for job in jobs] == [None] * 4 and all(job.result for job in jobs)
+    assert [job.tries for job in jobs] == [0, 1, 1, 1]
+    assert "at work" in (raced.folder / "log.txt").read_text(), "it was begun, and lost the race"
+    assert not list(tmp_path.glob("*/error.txt"))
+    assert 2 < max(looks.values()) <= time.monotonic() - began + 1, "now and then, not all the time"
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{job.folder}: another process is at work there; waiting for it" for job in jobs[:3]], "once"
+
+
+def test_two_queues_over_the_same_runs_end_with_all_results(tmp_path: Path) -> None:
+    queues = [[Job(asked(seed=seed), tmp_path / str(seed), str(seed)) for seed in (0, 1)] for _ in range(2)]
+    on = Local(workers=1, store=tmp_path / "store")
+    threads = [threading.Thread(target=map, args=(run, jobs, on)) for jobs in queues]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for job in queues[0] + queues[1]:
+        assert job.failure is None and job.tries <= 1
+    assert [job.result for job in queues[0]] == [job.result for job in queues[1]]
+    assert [job.result["run"]["seed"] for job in queues[0] if job.result] == [0, 1]
+    assert not list(tmp_path.glob("*/error.txt"))
 
 
 def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ Each run is a process of its own, so that one that fails harms no other.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import math
 import multiprocessing
 import os
 import shutil
@@ -28,7 +30,7 @@ import torch
 from .attempt import BASED
 from .errors import BusyError, UsageError, first_line, sentence
 from .store import Store
-from .sweep import Job, Tell, Work, conclude
+from .sweep import Job, Tell, Work, conclude, conclude_if_done
 from .tensorboard import TensorBoard
 from .watch import Both, PlainWatch, Watch
 
@@ -39,6 +41,11 @@ ERROR = "error.txt"
 LOG = "log.txt"
 FINAL = 2
 """exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
+
+BUSY = 3
+"""exit code of a worker that found another process at work in the run's folder: no try, and no failure"""
+LOOK = 1.0
+"""seconds between looks at who else is at work in the folders of jobs that wait"""
 
 log = logging.getLogger("equipoise")
 
@@ -89,13 +96,34 @@ class Local:
             TensorBoard(Path())  # that it cannot be had is said before anything is computed
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
-        """Do these jobs; each ends with a result or a failure."""
+        """Do these jobs; each ends with a result or a failure.
+
+        One that another queue or a `run` is at work at is waited for, and done only if that ends without a result.
+        """
         waiting = list(jobs)
         busy: list[Worker] = []
+        elsewhere: list[Job] = []
+        said: set[Path] = set()
+        looked = -math.inf
         with multi_process_service():
             try:
                 while waiting or busy:
-                    while len(busy) < self.workers and (chosen := next_of(waiting, [one.job for one in busy], self)):
+                    if time.monotonic() - looked >= LOOK:
+                        for job in waiting:
+                            conclude_if_done(job)
+                        waiting = [job for job in waiting if not job.over]
+                        elsewhere = [job for job in waiting if held(job.folder)]
+                        for job in elsewhere:
+                            if job.folder not in said:
+                                log.warning("%s: another process is at work there; waiting for it", job.folder)
+                        said |= {job.folder for job in elsewhere}
+                        looked = time.monotonic()
+                    while len(busy) < self.workers:
+                        at_work = [*(one.job for one in busy), *elsewhere]
+                        taken = {job.folder for job in at_work}
+                        chosen = next_of([job for job in waiting if job.folder not in taken], at_work, self)
+                        if chosen is None:
+                            break
                         waiting.remove(chosen)
                         slot = min(set(range(self.workers)) - {one.slot for one in busy})
                         try:
@@ -106,6 +134,7 @@ class Local:
                     over = [one for one in busy if not one.process.is_alive()]
                     busy = [one for one in busy if one not in over]
                     waiting += [one.job for one in over if not ended(one.job, one.process.exitcode)]
+                    elsewhere += [one.job for one in over if one.process.exitcode == BUSY]
                     tell([one.job for one in busy])
             except KeyboardInterrupt:
                 # Workers hear it from here only, being in process groups of their own: they end their epoch and save.
@@ -132,6 +161,18 @@ def in_base_step(folder: Path) -> bool:
     return not any((folder / name).exists() for name in (BASED, "result.json"))
 
 
+def held(folder: Path) -> bool:
+    """Whether a process is at work in a folder (`folder.locked`)."""
+    try:
+        with (folder / ".lock").open("r+") as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file; or whatever it is, the worker will say it
+        return False
+    return False
+
+
 def started(run: Work, job: Job, on: Local, slot: int) -> SpawnProcess:
     """A process that does the job, or goes on with it."""
     job.tries += 1
@@ -149,6 +190,9 @@ def ended(job: Job, code: int | None) -> bool:
     if code == 0:
         conclude(job)
         return True
+    if code == BUSY:
+        job.tries -= 1
+        return False
     file = job.folder / ERROR
     reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
     with contextlib.suppress(OSError):
@@ -184,9 +228,9 @@ def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) ->
             watch = Both(watch, TensorBoard(folder))
         every = {"checkpoint_every": on.checkpoint_every, "evaluate_every": on.evaluate_every}
         run(job.run, folder, data=on.data, store=store, watch=watch, **every)
-    except BusyError as error:  # perhaps a worker of a queue that was killed a moment ago
-        time.sleep(1)
-        give_up(error, 1)
+    except BusyError as error:  # what is in the folder is another's: nothing is written but this
+        print(error)
+        sys.exit(BUSY)
     except (OSError, RuntimeError, KeyboardInterrupt) as error:  # a full disk, a lost GPU: worth another try
         give_up(error, 1)
     except Exception as error:
