@@ -168,17 +168,21 @@ def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 2
 
 
-def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
+def long_queue(folder: Path) -> subprocess.Popen[str]:
+    """The command at two runs that take long, in a process group of its own, as in a terminal."""
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "400", "--seed", "0,1", "--store", "none"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    queue = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "equipoise", *words, "--workers", "2", "--out", "runs"],
-        cwd=tmp_path,
-        env=environment,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
+    queue = long_queue(tmp_path)
     deadline = time.monotonic() + 90
     while len([p for p in tmp_path.glob("runs/*/metrics.jsonl") if p.read_text().count("\n") > 2]) < 2:
         assert time.monotonic() < deadline and queue.poll() is None
@@ -187,6 +191,24 @@ def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
     _, said = queue.communicate(timeout=60)
     assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
     assert len(list(tmp_path.glob("runs/*/checkpoint/learner.json"))) == 2
+
+
+@pytest.mark.parametrize("all_hear", [True, False])
+def test_ctrl_c_while_workers_start_ends_them_without_a_word(all_hear: bool, tmp_path: Path) -> None:
+    queue = long_queue(tmp_path)
+    deadline = time.monotonic() + 90
+    while len(list(tmp_path.glob("runs/*/log.txt"))) < 2:
+        assert time.monotonic() < deadline and queue.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)  # they are importing now
+    if all_hear:
+        os.killpg(queue.pid, signal.SIGINT)
+    else:  # who hears it then hands it on
+        queue.send_signal(signal.SIGINT)
+    _, said = queue.communicate(timeout=60)
+    assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
+    assert not list(tmp_path.glob("runs/*/metrics.jsonl")), "it was early enough"
+    assert ["KeyboardInterrupt" in p.read_text() for p in tmp_path.glob("runs/*/log.txt")] == [True, True]
 
 
 @contextlib.contextmanager

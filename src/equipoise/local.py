@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -127,7 +128,8 @@ class Local:
                         waiting.remove(chosen)
                         slot = min(set(range(self.workers)) - {one.slot for one in busy})
                         try:
-                            busy.append(Worker(chosen, started(run, chosen, self, slot), slot))
+                            with ctrl_c_kept_back():
+                                busy.append(Worker(chosen, started(run, chosen, self, slot), slot))
                         except OSError as error:  # something in the way, a full disk: it concerns this job alone
                             chosen.failure = sentence(error)
                     time.sleep(0.05)
@@ -171,6 +173,21 @@ def held(folder: Path) -> bool:
     except OSError:  # there is no such file; or whatever it is, the worker will say it
         return False
     return False
+
+
+@contextlib.contextmanager
+def ctrl_c_kept_back() -> Iterator[None]:
+    """Ctrl-C is heard after the block; by a process that is started within it, when that is ready to hear it.
+
+    A worker that is still importing is in the process group of the queue, and would die with a traceback. To block
+    the signal instead of ignoring it loses none: neither one to the queue, nor what the queue hands on to its workers.
+    """
+    resource_tracker.ensure_running()  # else starting a process would start this first, and that unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def started(run: Work, job: Job, on: Local, slot: int) -> SpawnProcess:
@@ -222,6 +239,7 @@ def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) ->
         sys.exit(code)
 
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see ctrl_c_kept_back
         store = None if on.store is None else Store(on.store)
         watch: Watch = PlainWatch(words)
         if on.tensorboard:
