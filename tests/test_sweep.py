@@ -30,6 +30,7 @@ from equipoise.local import Local, ended, gpu_for, in_base_step, multi_process_s
 from equipoise.run import Run, run
 from equipoise.store import Store
 from equipoise.sweep import Job, map
+from equipoise.watch import Watch
 from equipoise.words import every_choice, run_lines, taken
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
@@ -422,6 +423,20 @@ def test_the_server_that_shares_gpus_numbers_them_as_its_clients_do(
         said = (tmp_path / "said").read_text()
         assert said == f"-d  {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n"
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def noting(run: Run, out: Path, *, watch: Watch, **more: Any) -> None:
+    """In place of a run: note that the watch is closed, and end well or badly."""
+    watch.close = (out / "closed").touch  # type: ignore[method-assign]
+    if out.name == "bad":
+        raise UsageError("it cannot be")
+
+
+def test_the_watch_of_a_worker_is_closed_however_that_ends(tmp_path: Path) -> None:
+    jobs = [Job(asked(), tmp_path / name) for name in ("good", "bad")]
+    map(noting, jobs, Local(workers=2))  # type: ignore[arg-type]
+    assert jobs[1].failure == "it cannot be"
+    assert all((job.folder / "closed").exists() for job in jobs)
 
 
 def test_every_gpu_has_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:

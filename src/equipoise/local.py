@@ -245,7 +245,10 @@ def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) ->
         if on.tensorboard:
             watch = Both(watch, TensorBoard(folder))
         every = {"checkpoint_every": on.checkpoint_every, "evaluate_every": on.evaluate_every}
-        run(job.run, folder, data=on.data, store=store, watch=watch, **every)
+        try:
+            run(job.run, folder, data=on.data, store=store, watch=watch, **every)
+        finally:
+            watch.close()  # what it has not written yet would go with the process
     except BusyError as error:  # what is in the folder is another's: nothing is written but this
         print(error)
         sys.exit(BUSY)
