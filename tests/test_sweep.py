@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import equipoise.local
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
-from equipoise.local import Local, ended, in_base_step, next_of, usual_workers
+from equipoise.local import Local, ended, gpu_for, in_base_step, multi_process_service, next_of, usual_workers
 from equipoise.run import Run, run
 from equipoise.store import Store
 from equipoise.sweep import Job, map
+from equipoise.watch import Watch
 from equipoise.words import every_choice, run_lines, taken
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
@@ -88,6 +96,33 @@ def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -
     assert jobs[1].result is not None and jobs[1].failure is None
 
 
+def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = ["good", "file", "file/below", "full", "closed"]
+    (tmp_path / "file").touch()
+    jobs = [Job(asked(), tmp_path / name) for name in reversed(places)]
+    make, look = Path.mkdir, Path.is_file
+
+    def mkdir(path: Path, *words: Any, **more: Any) -> None:
+        if path.name == "full":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        make(path, *words, **more)
+
+    def is_file(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "is_file", is_file)
+    map(run, jobs, Local(workers=1))
+    closed, full, below, file, good = jobs
+    assert good.result is not None and good.failure is None
+    assert (closed.failure or "").startswith(f"no permission to use {tmp_path / 'closed'}")
+    assert (full.failure or "").startswith(f"no space left for {tmp_path / 'full'}")
+    assert (below.failure or "").startswith(f"{tmp_path / 'file' / 'below'} cannot be used (not a directory)")
+    assert (file.failure or "").startswith(f"{tmp_path / 'file'} cannot be used (file exists)")
+
+
 def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
     job = Job(asked(recipe=Recipe(epochs=30, lr=0.05, batch=32)), tmp_path / "a")
     killed: list[int] = []
@@ -134,17 +169,21 @@ def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 2
 
 
-def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
+def long_queue(folder: Path) -> subprocess.Popen[str]:
+    """The command at two runs that take long, in a process group of its own, as in a terminal."""
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "400", "--seed", "0,1", "--store", "none"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    queue = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "equipoise", *words, "--workers", "2", "--out", "runs"],
-        cwd=tmp_path,
-        env=environment,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
+    queue = long_queue(tmp_path)
     deadline = time.monotonic() + 90
     while len([p for p in tmp_path.glob("runs/*/metrics.jsonl") if p.read_text().count("\n") > 2]) < 2:
         assert time.monotonic() < deadline and queue.poll() is None
@@ -153,6 +192,85 @@ def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
     _, said = queue.communicate(timeout=60)
     assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
     assert len(list(tmp_path.glob("runs/*/checkpoint/learner.json"))) == 2
+
+
+@pytest.mark.parametrize("all_hear", [True, False])
+def test_ctrl_c_while_workers_start_ends_them_without_a_word(all_hear: bool, tmp_path: Path) -> None:
+    queue = long_queue(tmp_path)
+    deadline = time.monotonic() + 90
+    while len(list(tmp_path.glob("runs/*/log.txt"))) < 2:
+        assert time.monotonic() < deadline and queue.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)  # they are importing now
+    if all_hear:
+        os.killpg(queue.pid, signal.SIGINT)
+    else:  # who hears it then hands it on
+        queue.send_signal(signal.SIGINT)
+    _, said = queue.communicate(timeout=60)
+    assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
+    assert not list(tmp_path.glob("runs/*/metrics.jsonl")), "it was early enough"
+    assert ["KeyboardInterrupt" in p.read_text() for p in tmp_path.glob("runs/*/log.txt")] == [True, True]
+
+
+@contextlib.contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """As a process that is at work in a folder."""
+    folder.mkdir(exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_run_that_another_is_at_work_at_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done, taken_up, raced, free = jobs = [Job(asked(), tmp_path / name) for name in "abcd"]
+    looks: Counter[Path] = Counter()
+    look = equipoise.local.held
+
+    def held(folder: Path) -> bool:
+        looks[folder] += 1
+        # The other one comes between the first look and the worker.
+        return look(folder) and not (folder == raced.folder and looks[folder] == 1)
+
+    monkeypatch.setattr("equipoise.local.held", held)
+    with contextlib.ExitStack() as stack:
+        others = {job.folder: stack.enter_context(contextlib.ExitStack()) for job in (done, taken_up, raced)}
+        for folder, other in others.items():
+            other.enter_context(at_work(folder))
+        began = time.monotonic()
+
+        def tell(busy: Any) -> None:
+            # When only those are left that others are at work at, one of these is done by the other, two are left.
+            if free.over and looks[raced.folder] > 2 and not busy and not done.over:
+                assert not any(job.tries for job in (done, taken_up, raced)) and not done.over
+                shutil.copy(free.folder / "result.json", done.folder)
+                others[taken_up.folder].close()
+                others[raced.folder].close()
+
+        map(run, jobs, Local(workers=1), tell)
+    assert [job.failure for job in jobs] == [None] * 4 and all(job.result for job in jobs)
+    assert [job.tries for job in jobs] == [0, 1, 1, 1]
+    assert "at work" in (raced.folder / "log.txt").read_text(), "it was begun, and lost the race"
+    assert not list(tmp_path.glob("*/error.txt"))
+    assert 2 < max(looks.values()) <= time.monotonic() - began + 1, "now and then, not all the time"
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{job.folder}: another process is at work there; waiting for it" for job in jobs[:3]], "once"
+
+
+def test_two_queues_over_the_same_runs_end_with_all_results(tmp_path: Path) -> None:
+    queues = [[Job(asked(seed=seed), tmp_path / str(seed), str(seed)) for seed in (0, 1)] for _ in range(2)]
+    on = Local(workers=1, store=tmp_path / "store")
+    threads = [threading.Thread(target=map, args=(run, jobs, on)) for jobs in queues]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for job in queues[0] + queues[1]:
+        assert job.failure is None and job.tries <= 1
+    assert [job.result for job in queues[0]] == [job.result for job in queues[1]]
+    assert [job.result["run"]["seed"] for job in queues[0] if job.result] == [0, 1]
+    assert not list(tmp_path.glob("*/error.txt"))
 
 
 def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None:
@@ -271,6 +389,77 @@ def test_there_is_at_least_one_worker(tmp_path: Path) -> None:
     assert usual_workers() >= 1
     with pytest.raises(UsageError):
         map(run, [Job(asked(), tmp_path / "a")], Local(workers=0))
+
+
+def visible(run: Run, out: Path, **more: Any) -> None:
+    """In place of a run: note which GPUs it sees, and stay until all three are there, so that each has its slot."""
+    (out / "visible").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    deadline = time.monotonic() + 60
+    while len(list(out.parent.glob("*/visible"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_workers_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b, 5")
+    # The last one names a GPU by its number among all that are visible.
+    jobs = [Job(asked(device=device), tmp_path / str(i)) for i, device in enumerate(["auto", "cuda", "cuda:1"])]
+    map(visible, jobs, Local(workers=3))  # type: ignore[arg-type]
+    assert [(job.folder / "visible").read_text() for job in jobs] == ["GPU-b", "5", "GPU-b, 5"]
+
+
+def test_the_server_that_shares_gpus_numbers_them_as_its_clients_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "$1 $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/said\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with multi_process_service():
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+        said = (tmp_path / "said").read_text()
+        assert said == f"-d  {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n"
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def noting(run: Run, out: Path, *, watch: Watch, **more: Any) -> None:
+    """In place of a run: note that the watch is closed, and end well or badly."""
+    watch.close = (out / "closed").touch  # type: ignore[method-assign]
+    if out.name == "bad":
+        raise UsageError("it cannot be")
+
+
+def test_the_watch_of_a_worker_is_closed_however_that_ends(tmp_path: Path) -> None:
+    jobs = [Job(asked(), tmp_path / name) for name in ("good", "bad")]
+    map(noting, jobs, Local(workers=2))  # type: ignore[arg-type]
+    assert jobs[1].failure == "it cannot be"
+    assert all((job.folder / "closed").exists() for job in jobs)
+
+
+def test_every_gpu_has_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for count, seen in ((0, [None] * 8), (1, [None] * 8), (2, ["0", "1"] * 4)):
+        monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
+        assert [gpu_for(slot) for slot in range(8)] == seen
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,-1,5")  # CUDA sees those before the first that is none
+    assert [gpu_for(slot) for slot in range(4)] == ["4", "6", "4", "6"]
+
+
+def test_a_slot_that_is_free_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots: list[int] = []
+
+    class Over:
+        exitcode = 2
+
+        def is_alive(self) -> bool:
+            return False
+
+    monkeypatch.setattr("equipoise.local.started", lambda run, job, on, slot: slots.append(slot) or Over())
+    map(run, [Job(asked(), tmp_path / str(i)) for i in range(5)], Local(workers=2))
+    assert slots == [0, 1, 0, 1, 0]
 
 
 def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:

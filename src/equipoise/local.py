@@ -6,7 +6,9 @@ Each run is a process of its own, so that one that fails harms no other.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import math
 import multiprocessing
 import os
 import shutil
@@ -19,16 +21,17 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
 from .attempt import BASED
 from .errors import BusyError, UsageError, first_line, sentence
 from .store import Store
-from .sweep import Job, Tell, Work, conclude
+from .sweep import Job, Tell, Work, conclude, conclude_if_done
 from .tensorboard import TensorBoard
 from .watch import Both, PlainWatch, Watch
 
@@ -36,8 +39,14 @@ TRIES = 3
 """how often a run is begun or taken up again before it counts as failed"""
 
 ERROR = "error.txt"
+LOG = "log.txt"
 FINAL = 2
 """exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
+
+BUSY = 3
+"""exit code of a worker that found another process at work in the run's folder: no try, and no failure"""
+LOOK = 1.0
+"""seconds between looks at who else is at work in the folders of jobs that wait"""
 
 log = logging.getLogger("equipoise")
 
@@ -45,6 +54,28 @@ log = logging.getLogger("equipoise")
 def usual_workers() -> int:
     """Four runs for each GPU, which a single one cannot fill; without one, a run for each core."""
     return 4 * torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+def gpu_for(slot: int) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is to be for the worker in a slot, equally many for each GPU; None to leave it.
+
+    Of those that the user lists, torch counts the ones before the first that is not there.
+    """
+    count = torch.cuda.device_count()
+    if count < 2:
+        return None
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = [str(i) for i in range(count)] if listed is None else [name.strip() for name in listed.split(",")]
+    return ids[slot % count]
+
+
+class Worker(NamedTuple):
+    """A process and what it does."""
+
+    job: Job
+    process: SpawnProcess
+    slot: int
+    """its number among those at work: the lowest that was free"""
 
 
 @dataclass(frozen=True)
@@ -66,32 +97,59 @@ class Local:
             TensorBoard(Path())  # that it cannot be had is said before anything is computed
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
-        """Do these jobs; each ends with a result or a failure."""
+        """Do these jobs; each ends with a result or a failure.
+
+        One that another queue or a `run` is at work at is waited for, and done only if that ends without a result.
+        """
         waiting = list(jobs)
-        busy: list[tuple[Job, SpawnProcess]] = []
+        busy: list[Worker] = []
+        elsewhere: list[Job] = []
+        said: set[Path] = set()
+        looked = -math.inf
         with multi_process_service():
             try:
                 while waiting or busy:
-                    while len(busy) < self.workers and (chosen := next_of(waiting, [job for job, _ in busy], self)):
+                    if time.monotonic() - looked >= LOOK:
+                        for job in waiting:
+                            conclude_if_done(job)
+                        waiting = [job for job in waiting if not job.over]
+                        elsewhere = [job for job in waiting if held(job.folder)]
+                        for job in elsewhere:
+                            if job.folder not in said:
+                                log.warning("%s: another process is at work there; waiting for it", job.folder)
+                        said |= {job.folder for job in elsewhere}
+                        looked = time.monotonic()
+                    while len(busy) < self.workers:
+                        at_work = [*(one.job for one in busy), *elsewhere]
+                        taken = {job.folder for job in at_work}
+                        chosen = next_of([job for job in waiting if job.folder not in taken], at_work, self)
+                        if chosen is None:
+                            break
                         waiting.remove(chosen)
-                        busy.append((chosen, started(run, chosen, self)))
+                        slot = min(set(range(self.workers)) - {one.slot for one in busy})
+                        try:
+                            with ctrl_c_kept_back():
+                                busy.append(Worker(chosen, started(run, chosen, self, slot), slot))
+                        except OSError as error:  # something in the way, a full disk: it concerns this job alone
+                            chosen.failure = sentence(error)
                     time.sleep(0.05)
-                    over = [one for one in busy if not one[1].is_alive()]
+                    over = [one for one in busy if not one.process.is_alive()]
                     busy = [one for one in busy if one not in over]
-                    waiting += [job for job, process in over if not ended(job, process.exitcode)]
-                    tell([job for job, _ in busy])
+                    waiting += [one.job for one in over if not ended(one.job, one.process.exitcode)]
+                    elsewhere += [one.job for one in over if one.process.exitcode == BUSY]
+                    tell([one.job for one in busy])
             except KeyboardInterrupt:
                 # Workers hear it from here only, being in process groups of their own: they end their epoch and save.
-                for _, process in busy:
-                    if process.pid is not None and process.is_alive():
-                        os.kill(process.pid, signal.SIGINT)
-                for _, process in busy:
-                    process.join()
+                for one in busy:
+                    if one.process.pid is not None and one.process.is_alive():
+                        os.kill(one.process.pid, signal.SIGINT)
+                for one in busy:
+                    one.process.join()
                 raise
             finally:
-                for _, process in busy:
-                    process.terminate()
-                    process.join()
+                for one in busy:
+                    one.process.terminate()
+                    one.process.join()
 
 
 def next_of(waiting: Sequence[Job], busy: Sequence[Job], on: Local) -> Job | None:
@@ -105,11 +163,41 @@ def in_base_step(folder: Path) -> bool:
     return not any((folder / name).exists() for name in (BASED, "result.json"))
 
 
-def started(run: Work, job: Job, on: Local) -> SpawnProcess:
+def held(folder: Path) -> bool:
+    """Whether a process is at work in a folder (`folder.locked`)."""
+    try:
+        with (folder / ".lock").open("r+") as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file; or whatever it is, the worker will say it
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def ctrl_c_kept_back() -> Iterator[None]:
+    """Ctrl-C is heard after the block; by a process that is started within it, when that is ready to hear it.
+
+    A worker that is still importing is in the process group of the queue, and would die with a traceback. To block
+    the signal instead of ignoring it loses none: neither one to the queue, nor what the queue hands on to its workers.
+    """
+    resource_tracker.ensure_running()  # else starting a process would start this first, and that unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def started(run: Work, job: Job, on: Local, slot: int) -> SpawnProcess:
     """A process that does the job, or goes on with it."""
     job.tries += 1
     job.folder.mkdir(parents=True, exist_ok=True)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(run, job, on, os.getpid()), daemon=True)
+    (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
+    gpu = gpu_for(slot) if job.run.device in ("auto", "cuda") else None  # cuda:1 is a number among all
+    args = (run, job, on, os.getpid(), gpu)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args, daemon=True)
     process.start()
     return process
 
@@ -119,9 +207,12 @@ def ended(job: Job, code: int | None) -> bool:
     if code == 0:
         conclude(job)
         return True
+    if code == BUSY:
+        job.tries -= 1
+        return False
     file = job.folder / ERROR
     reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
-    if file.is_file():
+    with contextlib.suppress(OSError):
         reason = file.read_text(errors="replace").strip() or reason
     if code != FINAL and job.tries < TRIES:
         log.warning("%s: %s; trying again", job.folder, reason)
@@ -130,14 +221,16 @@ def ended(job: Job, code: int | None) -> bool:
     return True
 
 
-def work(run: Work, job: Job, on: Local, parent: int) -> None:
-    """What a worker process does. Its words go to log.txt in the run's folder, the reason of a failure to ERROR."""
+def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) -> None:
+    """What a worker process does. Its words go to LOG in the run's folder, the reason of a failure to ERROR."""
     os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
+    if gpu is not None:  # CUDA looks at it when it is first used, which is later
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(on.threads)
     folder = job.folder
     (folder / ERROR).unlink(missing_ok=True)
-    sys.stdout = sys.stderr = words = (folder / "log.txt").open("a", buffering=1)
+    sys.stdout = sys.stderr = words = (folder / LOG).open("a", buffering=1)
 
     def give_up(error: BaseException, code: int) -> NoReturn:
         said = sentence(error, "--batch or --workers") or first_line(error) or repr(error)
@@ -146,15 +239,19 @@ def work(run: Work, job: Job, on: Local, parent: int) -> None:
         sys.exit(code)
 
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see ctrl_c_kept_back
         store = None if on.store is None else Store(on.store)
         watch: Watch = PlainWatch(words)
         if on.tensorboard:
             watch = Both(watch, TensorBoard(folder))
         every = {"checkpoint_every": on.checkpoint_every, "evaluate_every": on.evaluate_every}
-        run(job.run, folder, data=on.data, store=store, watch=watch, **every)
-    except BusyError as error:  # perhaps a worker of a queue that was killed a moment ago
-        time.sleep(1)
-        give_up(error, 1)
+        try:
+            run(job.run, folder, data=on.data, store=store, watch=watch, **every)
+        finally:
+            watch.close()  # what it has not written yet would go with the process
+    except BusyError as error:  # what is in the folder is another's: nothing is written but this
+        print(error)
+        sys.exit(BUSY)
     except (OSError, RuntimeError, KeyboardInterrupt) as error:  # a full disk, a lost GPU: worth another try
         give_up(error, 1)
     except Exception as error:
@@ -180,11 +277,13 @@ def multi_process_service() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
+        # What a server sees is numbered anew for its clients, who look for the user's numbers: so it sees them all.
+        all_seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         os.environ.update(places)
         begun = None
         try:
-            begun = subprocess.run([control, "-d"], capture_output=True, text=True, check=False)
+            begun = subprocess.run([control, "-d"], env=all_seen | places, capture_output=True, text=True)
             if begun.returncode:
                 log.warning("MPS does not start (%s): runs take turns, which is slower", begun.stderr.strip())
                 for name in places:

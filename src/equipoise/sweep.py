@@ -14,7 +14,7 @@ from typing import Protocol
 
 from . import record
 from .datasets import Dataset
-from .errors import DataError, EquipoiseError
+from .errors import DataError, EquipoiseError, sentence
 from .folder import Result, read_result
 from .inputs import resolve_device
 from .run import Run, prepare, run_name
@@ -57,17 +57,27 @@ class Place(Protocol):
 def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: None) -> None:
     """Do all jobs that are not done, in this order as far as possible; each ends with a result or a failure."""
     for job in jobs:
-        if (job.folder / "result.json").is_file():
-            conclude(job)
+        conclude_if_done(job)
     on.do(run, [job for job in jobs if not job.over], tell)
+
+
+def conclude_if_done(job: Job) -> None:
+    """Read the result of a job if there is one."""
+    try:
+        done = (job.folder / "result.json").is_file()
+    except OSError as error:  # no permission to look
+        job.failure = sentence(error)
+        return
+    if done:
+        conclude(job)
 
 
 def conclude(job: Job) -> None:
     """Read the result of a job that is done."""
     try:
         job.result = read_result(job.folder)
-    except DataError as error:
-        job.failure = str(error)
+    except (DataError, OSError) as error:
+        job.failure = sentence(error)
 
 
 def planned(runs: Sequence[Run], parent: Path, data: Path | None = None) -> list[Job]:
