@@ -20,7 +20,7 @@ SCALARS = ("top1", "top5", "base", "new", "latest")
 
 class TensorBoard(Watch):
     """Writes into `tensorboard` in a run's folder. What was there before is written anew: a run that goes on, or takes
-    steps over from another, shows all of them, and none twice."""
+    steps over from another, shows the scalars of all of them, and none twice; pictures, of the steps since then."""
 
     def __init__(self, folder: Path) -> None:
         try:
