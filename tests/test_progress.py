@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from equipoise import ILBaseline
-from equipoise.progress import Standing, last_epoch, queue_words, standing
+from equipoise.progress import QueueWatch, Standing, last_epoch, queue_words, standing
 from equipoise.run import Run
 from equipoise.sweep import Job
 
@@ -105,3 +108,77 @@ def test_the_last_whole_line_is_the_last_epoch(text: str, found: Any, tmp_path: 
 )
 def test_it_is_said_in_one_line(now: Standing, words: str) -> None:
     assert queue_words(now) == words
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that goes only when it is told to."""
+    made = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("equipoise.progress.time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+def test_without_a_terminal_lines_are_printed_beside_the_output(
+    tmp_path: Path, clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = jobs = [job(tmp_path / name, "x", (1000, 200)) for name in "ab"]
+    output = io.StringIO()
+
+    def said(watch: QueueWatch, after: float, *busy: Job) -> str:
+        clock.now += after
+        watch.tell(busy)
+        out, err = capsys.readouterr()
+        assert out == output.getvalue() == ""
+        return err
+
+    with QueueWatch(Console(file=output), jobs) as watch:
+        assert said(watch, 0) == "0 of 2 done, 0 running, 2 waiting\n"
+        assert said(watch, 0, a) == "0 of 2 done, 1 running, 1 waiting\n", "a change is said at once"
+        assert said(watch, 1, a) == said(watch, 50, a) == said(watch, 8, a) == ""
+        assert said(watch, 3, a) == "0 of 2 done, 1 running, 1 waiting\n", "a minute has passed"
+        (a.folder / "metrics.jsonl").write_text(json.dumps(line(0, 2, 10.0)) + "\n")
+        assert said(watch, 1, a) == "", "files are not read all the time"
+        assert said(watch, 2, a) == "0 of 2 done, 1 running, 1 waiting, 2 min 00 s left\n", "the time left is known"
+        (a.folder / "metrics.jsonl").write_text(json.dumps(line(0, 4, 10.0)) + "\n")
+        assert said(watch, 59, a) == ""
+        assert said(watch, 2, a) == "0 of 2 done, 1 running, 1 waiting, 1 min 40 s left\n"
+        a.result = {}
+        assert said(watch, 0, b) == "1 of 2 done, 1 running\n"
+        b.failure = "no"
+        assert said(watch, 0) == "1 of 2 done, 0 running, 1 failed\n"
+    with QueueWatch(
+        Console(file=output), [c := job(tmp_path / "c", "x", (900,), line(0, 0, 10.0), based=True)]
+    ) as watch:
+        assert said(watch, 0, c) == "0 of 1 done, 1 running\n", "its base step is there already"
+    with QueueWatch(Console(file=output), [c], shared=False) as watch:
+        assert said(watch, 0, c) == "0 of 1 done, 1 running, 1 min 30 s left\n", "but not for those who share nothing"
+
+
+def test_in_a_terminal_a_bar_says_all_and_nothing_else(
+    tmp_path: Path, clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = jobs = [job(tmp_path / name, "", (1000, 200)) for name in "ab"]
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None)
+
+    def shown() -> str:
+        """What the bar is now, without the line that it is drawn of."""
+        watch.bar.refresh()
+        return screen.getvalue().rsplit("\r", 1)[-1].rsplit("\x1b[2K", 1)[-1].strip("━╸╺ \n")
+
+    with QueueWatch(console, jobs) as watch:
+        watch.tell([a])
+        assert shown() == "0 of 2 done, 1 running, 1 waiting"
+        (a.folder / "metrics.jsonl").write_text(json.dumps(line(0, 5, 100.0)) + "\n")
+        clock.now += 1
+        watch.tell([a])
+        assert shown() == "0 of 2 done, 1 running, 1 waiting", "files are not read all the time"
+        clock.now += 1
+        watch.tell([a])
+        assert shown() == "0 of 2 done, 1 running, 1 waiting, 19 s left"
+        a.result, b.failure = {}, "no"
+        watch.tell([])
+        assert shown() == "1 of 2 done, 0 running, 1 failed"
+        (task,) = watch.bar.tasks
+        assert (task.completed, task.total) == (2, 2)
+    assert capsys.readouterr() == ("", "")

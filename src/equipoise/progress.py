@@ -6,13 +6,14 @@ import contextlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TextColumn
 
 from .attempt import BASED
 from .sweep import Job
@@ -89,18 +90,24 @@ def last_epoch(folder: Path) -> dict[str, Any] | None:
 
 
 class QueueWatch:
-    """How a queue of runs stands: a bar in a terminal, a line for each change elsewhere.
+    """How a queue of runs stands: a bar in a terminal; elsewhere lines on standard error, beside the output.
+
+    Such a line comes at each change, once the time left is known, and every minute in between.
 
     `shared` is whether the runs share steps (`Local.store` is there): else each has a base step of its own ahead.
     """
 
-    def __init__(self, console: Console, jobs: Sequence[Job], shared: bool = True, every: float = 2.0) -> None:
-        self.jobs, self.shared, self.every = jobs, shared, every
-        self.bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    def __init__(
+        self, console: Console, jobs: Sequence[Job], shared: bool = True, every: float = 2.0, quiet: float = 60.0
+    ) -> None:
+        self.jobs, self.shared, self.every, self.quiet = jobs, shared, every, quiet
+        columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))  # rich would add a time left of its own
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.task = self.bar.add_task("")
         self.plain = not console.is_terminal
         self.seen: tuple[int, ...] = ()
-        self.looked = -math.inf
+        self.looked = self.said = -math.inf
+        self.moving = False
 
     def __enter__(self) -> QueueWatch:
         self.bar.start()
@@ -111,16 +118,19 @@ class QueueWatch:
 
     def tell(self, busy: Sequence[Job]) -> None:
         """Show where it is, if that has changed; how far the runs are, now and then: that is read from their files."""
-        over = [job.over for job in self.jobs]
-        seen = (len(busy), *over)
-        if seen == self.seen and (self.plain or time.monotonic() - self.looked < self.every):
+        seen, clock = (len(busy), *(job.over for job in self.jobs)), time.monotonic()
+        changed = seen != self.seen
+        if not changed and clock - self.looked < self.every:
             return
-        self.seen, self.looked = seen, time.monotonic()
+        self.seen, self.looked = seen, clock
         now = standing(self.jobs, busy, self.shared)
         words = queue_words(now)
         self.bar.update(self.task, total=len(self.jobs), completed=now.done + now.failed, description=words)
-        if self.plain:
-            print(words, flush=True)
+        moving = now.speed > 0
+        if self.plain and (changed or (moving and not self.moving) or clock - self.said >= self.quiet):
+            self.said = clock
+            print(words, file=sys.stderr, flush=True)
+        self.moving = moving
 
 
 def queue_words(now: Standing) -> str:
