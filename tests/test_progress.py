@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from equipoise import ILBaseline
+from equipoise import LUCIR, ILBaseline, Meta, PODNet
 from equipoise.progress import QueueWatch, Standing, last_epoch, queue_words, standing
 from equipoise.run import Run
-from equipoise.sweep import Job
+from equipoise.sweep import Job, cost, longest_first
 
 
 def line(step: int, epoch: int, speed: float = 100.0) -> dict[str, Any]:
@@ -182,3 +182,20 @@ def test_in_a_terminal_a_bar_says_all_and_nothing_else(
         (task,) = watch.bar.tasks
         assert (task.completed, task.total) == (2, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_takes_longest_is_begun_first() -> None:
+    def made(method: Any, *images: int) -> Job:
+        return Job(Run(method, "digits"), Path("nowhere"), "", list(images))
+
+    plain, lucir = made(ILBaseline(), 500, 1000), made(LUCIR(), 500, 1000)
+    podnet, meta = made(PODNet(), 500, 1000), made(ILBaseline(Meta()), 500, 1000)
+    assert [round(cost(one)) for one in (plain, lucir, meta, podnet)] == [1500, 1608, 1747, 2020]
+    assert round(cost(made(LUCIR(Meta()), 500, 1000))) == 1882, "both"
+    assert cost(made(PODNet(), 500)) == 500 and cost(made(PODNet())) == 0, "no base step has a teacher"
+    longer, shorter = made(ILBaseline(), 500, 1521), made(ILBaseline(), 500, 1519)  # just more and less than PODNet
+    same = made(ILBaseline(), 1000, 500)
+    jobs = [plain, same, shorter, lucir, podnet, meta, longer]
+    order = [longer, podnet, shorter, meta, lucir, plain, same]
+    assert [id(one) for one in longest_first(jobs)] == [id(one) for one in order]
+    assert jobs[0] is plain, "the list itself is left alone"
