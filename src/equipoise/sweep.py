@@ -55,7 +55,11 @@ class Place(Protocol):
 
 
 def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: None) -> None:
-    """Do all jobs that are not done, in this order as far as possible; each ends with a result or a failure."""
+    """Do all jobs that are not done, in this order as far as possible.
+
+    What is mapped over are jobs, not bare settings: a `Job` is a run and the folder that it is recorded in, since the
+    folder is all the state there is. Nothing is returned: each job ends with a result or a failure, noted on it.
+    """
     for job in jobs:
         conclude_if_done(job)
     on.do(run, [job for job in jobs if not job.over], tell)
