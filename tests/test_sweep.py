@@ -327,7 +327,8 @@ def test_the_same_run_twice_is_one_run(
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "8", "--steps", "1"]
     assert command([*words, "--seed", "0,0", "--evaluate-every", "1", "--store", "none"]) == 0
-    assert "1 of 1 done" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "1 of 1 done" in said.err and "done" not in said.out, "the output is the table alone"
     (metrics,) = Path("runs").glob("*/metrics.jsonl")
     assert all("accuracy" in json.loads(line) for line in metrics.read_text().splitlines())
     assert command([*words, "--store", "a,b"]) == 2
@@ -348,8 +349,8 @@ def test_the_command_expands_lists(
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "8", "--steps", "1"]
     assert command([*words, "--loss", "standard,balanced", "--seed=0,1", "--memory", "3", "--store", "s"]) == 0
-    said = capsys.readouterr().out
-    assert "4 of 4 done" in said and "Standard" in said and "Balanced" in said
+    said = capsys.readouterr()
+    assert "4 of 4 done" in said.err and "Standard" in said.out and "Balanced" in said.out
     results = [json.loads(p.read_text()) for p in Path("runs").glob("*/result.json")]
     assert {(r["run"]["loss"], r["run"]["seed"]) for r in results} == {
         (loss, seed) for loss in ("standard", "balanced") for seed in (0, 1)
@@ -487,9 +488,9 @@ def test_runs_come_from_a_file(
     load, calls = equipoise.run.load, []
     monkeypatch.setattr(equipoise.run, "load", lambda *words: calls.append(words) or load(*words))
     assert command(["sweep", "--runs", str(file), *words, "--workers", "1", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr()
     assert len(calls) == 1, "the data is read once for all checks; the runs are other processes"
-    assert "3 of 3 done" in said and "fine-tuning" in said and "Balanced" in said
+    assert "3 of 3 done" in said.err and "fine-tuning" in said.out and "Balanced" in said.out
     assert len(list(out.glob("*/result.json"))) == 3
     file.write_text("# nothing\n")
     assert command(["sweep", "--runs", str(file)]) == 2 and "names no run" in capsys.readouterr().err

@@ -55,7 +55,11 @@ class Place(Protocol):
 
 
 def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: None) -> None:
-    """Do all jobs that are not done, in this order as far as possible; each ends with a result or a failure."""
+    """Do all jobs that are not done, in this order as far as possible.
+
+    What is mapped over are jobs, not bare settings: a `Job` is a run and the folder that it is recorded in, since the
+    folder is all the state there is. Nothing is returned: each job ends with a result or a failure, noted on it.
+    """
     for job in jobs:
         conclude_if_done(job)
     on.do(run, [job for job in jobs if not job.over], tell)
@@ -97,9 +101,23 @@ def planned(runs: Sequence[Run], parent: Path, data: Path | None = None) -> list
     return list(jobs.values())
 
 
+COSTS = {"lucir": 98_800 / 89_200, "podnet": 98_800 / 65_000}
+META_COST = 98_800 / 79_200
+"""how much longer an image takes where there is a teacher, by the name of the method and with the meta loss, than with
+IL-Baseline and the balanced loss: from the images a second that one H200 did (results/README.md, speed of the methods);
+what is not named, and every base step, is taken to cost as much as those"""
+
+
+def cost(job: Job) -> float:
+    """About how long a job takes, in images of IL-Baseline."""
+    method = job.run.method
+    relative = COSTS.get(method.name, 1.0) * (META_COST if method.loss.name == "meta" else 1.0)
+    return sum(job.images[:1]) + relative * sum(job.images[1:])
+
+
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
     """So that no long one is left alone at the end."""
-    return sorted(jobs, key=lambda job: -sum(job.images))
+    return sorted(jobs, key=cost, reverse=True)
 
 
 def complain(jobs: Sequence[Job]) -> None:

@@ -1,0 +1,201 @@
+"""How a queue stands, told from made-up folders, number by number."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from equipoise import LUCIR, ILBaseline, Meta, PODNet
+from equipoise.progress import QueueWatch, Standing, last_epoch, queue_words, standing
+from equipoise.run import Run
+from equipoise.sweep import Job, cost, longest_first
+
+
+def line(step: int, epoch: int, speed: float = 100.0) -> dict[str, Any]:
+    return {"step": step, "epoch": epoch, "epochs": 10, "images_per_second": speed, "loss": 1.0}
+
+
+def job(folder: Path, group: str = "", images: Any = (1000, 200, 300), *lines: Any, based: bool = False) -> Job:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    if based:
+        (folder / "based").touch()
+    return Job(Run(ILBaseline(), "digits"), folder, group, list(images))
+
+
+def test_what_is_left_goes_by_the_last_epoch(tmp_path: Path) -> None:
+    a = job(tmp_path / "a", "", (1000, 200, 300), line(0, 10), line(1, 3, 50.0))
+    b = job(tmp_path / "b", "", (1000, 200, 300), line(0, 4, 70.0))
+    c = job(tmp_path / "c")
+    assert standing([a, b, c], [a, b]) == Standing(0, 0, 2, 1, 140 + 300 + 600 + 500 + 1500, 120.0)
+    assert standing([a, b, c], [b]) == Standing(0, 0, 1, 2, 140 + 300 + 600 + 500 + 1500, 70.0), "a is at rest"
+    assert standing([c], []) == Standing(0, 0, 0, 1, 1500, 0.0)
+
+
+def test_what_is_over_is_counted_and_has_nothing_left(tmp_path: Path) -> None:
+    jobs = [job(tmp_path / name, "", (1000, 200), line(0, 5)) for name in "abcd"]
+    jobs[0].result = {}
+    jobs[1].failure = jobs[2].failure = "no"
+    assert standing(jobs, [jobs[3]]) == Standing(1, 2, 1, 0, 700, 100.0)
+
+
+def test_a_shared_base_step_is_counted_once_as_far_as_it_has_come(tmp_path: Path) -> None:
+    jobs = [job(tmp_path / name, "x", (1000, 200)) for name in "ab"]
+    jobs.append(job(tmp_path / "c", "x", (1000, 200), line(0, 6)))
+    other = job(tmp_path / "d", "y", (500, 200))
+    assert standing([*jobs, other], [jobs[2]]).left == 400 + 3 * 200 + 700
+    assert standing([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
+    (tmp_path / "c" / "based").touch()
+    assert standing([*jobs, other], [jobs[2]]).left == 3 * 200 + 700, "c has it, so all have it"
+    assert standing([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
+
+
+def test_a_base_step_is_there_by_a_result_or_its_mark_alone(tmp_path: Path) -> None:
+    gone, there = (job(tmp_path / name, "x", (1000, 200)) for name in "ab")
+    gone.failure = "diverged"
+    assert standing([gone, there], []).left == 1200, "it failed before there was one"
+    (gone.folder / "based").touch()
+    assert standing([gone, there], []).left == 200, "it failed after"
+    (gone.folder / "based").unlink()
+    gone.failure, gone.result = None, {}
+    assert standing([gone, there], []).left == 200, "it is done: the mark is gone, the step is not"
+
+
+def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> None:
+    a = job(tmp_path / "a", "", (1000,), line(0, 1, 100.0))
+    b = job(tmp_path / "b", "", (1000,), line(0, 1, 40.0))
+    c, d = job(tmp_path / "c"), job(tmp_path / "d")
+    nothing = job(tmp_path / "e", "", (0, 0))  # it trains on nothing, and never will have an epoch
+    assert standing([a, b, c, d], [a, b, c]).speed == 210
+    assert standing([a, b, c, d], [a, b, c, d]).speed == 280
+    assert standing([a, b, c, d, nothing], [a, b, nothing]).speed == 140
+    assert standing([a, b, c, d], [c, d]).speed == 0
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("", None),
+        (json.dumps(line(0, 1)), None),  # not whole: it is being written
+        (json.dumps(line(0, 1)) + "\n", line(0, 1)),
+        (json.dumps(line(0, 1)) + "\n" + json.dumps(line(0, 2)) + "\n" + json.dumps(line(0, 3))[:-1], line(0, 2)),
+        ("".join(json.dumps(line(1, i)) + "\n" for i in range(500)), line(1, 499)),
+        ('{"step": 0}\n', None),
+        ("[1, 2]\n", None),
+        ("{\n", None),
+    ],
+)
+def test_the_last_whole_line_is_the_last_epoch(text: str, found: Any, tmp_path: Path) -> None:
+    assert last_epoch(tmp_path) is None
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert last_epoch(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    "now, words",
+    [
+        (Standing(1, 0, 2, 3, 0.0, 0.0), "1 of 6 done, 2 running, 3 waiting"),
+        (Standing(1, 4, 2, 0, 500.0, 0.0), "1 of 7 done, 2 running, 4 failed"),
+        (Standing(0, 1, 2, 3, 9000.0, 100.0), "0 of 6 done, 2 running, 3 waiting, 1 failed, 1 min 30 s left"),
+        (Standing(3, 0, 0, 0, 0.0, 100.0), "3 of 3 done, 0 running"),
+    ],
+)
+def test_it_is_said_in_one_line(now: Standing, words: str) -> None:
+    assert queue_words(now) == words
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that goes only when it is told to."""
+    made = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("equipoise.progress.time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+def test_without_a_terminal_lines_are_printed_beside_the_output(
+    tmp_path: Path, clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = jobs = [job(tmp_path / name, "x", (1000, 200)) for name in "ab"]
+    output = io.StringIO()
+
+    def said(watch: QueueWatch, after: float, *busy: Job) -> str:
+        clock.now += after
+        watch.tell(busy)
+        out, err = capsys.readouterr()
+        assert out == output.getvalue() == ""
+        return err
+
+    with QueueWatch(Console(file=output), jobs) as watch:
+        assert said(watch, 0) == "0 of 2 done, 0 running, 2 waiting\n"
+        assert said(watch, 0, a) == "0 of 2 done, 1 running, 1 waiting\n", "a change is said at once"
+        assert said(watch, 1, a) == said(watch, 50, a) == said(watch, 8, a) == ""
+        assert said(watch, 3, a) == "0 of 2 done, 1 running, 1 waiting\n", "a minute has passed"
+        (a.folder / "metrics.jsonl").write_text(json.dumps(line(0, 2, 10.0)) + "\n")
+        assert said(watch, 1, a) == "", "files are not read all the time"
+        assert said(watch, 2, a) == "0 of 2 done, 1 running, 1 waiting, 2 min 00 s left\n", "the time left is known"
+        (a.folder / "metrics.jsonl").write_text(json.dumps(line(0, 4, 10.0)) + "\n")
+        assert said(watch, 59, a) == ""
+        assert said(watch, 2, a) == "0 of 2 done, 1 running, 1 waiting, 1 min 40 s left\n"
+        a.result = {}
+        assert said(watch, 0, b) == "1 of 2 done, 1 running\n"
+        b.failure = "no"
+        assert said(watch, 0) == "1 of 2 done, 0 running, 1 failed\n"
+    with QueueWatch(
+        Console(file=output), [c := job(tmp_path / "c", "x", (900,), line(0, 0, 10.0), based=True)]
+    ) as watch:
+        assert said(watch, 0, c) == "0 of 1 done, 1 running\n", "its base step is there already"
+    with QueueWatch(Console(file=output), [c], shared=False) as watch:
+        assert said(watch, 0, c) == "0 of 1 done, 1 running, 1 min 30 s left\n", "but not for those who share nothing"
+
+
+def test_in_a_terminal_a_bar_says_all_and_nothing_else(
+    tmp_path: Path, clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = jobs = [job(tmp_path / name, "", (1000, 200)) for name in "ab"]
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None)
+
+    def shown() -> str:
+        """What the bar is now, without the line that it is drawn of."""
+        watch.bar.refresh()
+        return screen.getvalue().rsplit("\r", 1)[-1].rsplit("\x1b[2K", 1)[-1].strip("━╸╺ \n")
+
+    with QueueWatch(console, jobs) as watch:
+        watch.tell([a])
+        assert shown() == "0 of 2 done, 1 running, 1 waiting"
+        (a.folder / "metrics.jsonl").write_text(json.dumps(line(0, 5, 100.0)) + "\n")
+        clock.now += 1
+        watch.tell([a])
+        assert shown() == "0 of 2 done, 1 running, 1 waiting", "files are not read all the time"
+        clock.now += 1
+        watch.tell([a])
+        assert shown() == "0 of 2 done, 1 running, 1 waiting, 19 s left"
+        a.result, b.failure = {}, "no"
+        watch.tell([])
+        assert shown() == "1 of 2 done, 0 running, 1 failed"
+        (task,) = watch.bar.tasks
+        assert (task.completed, task.total) == (2, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_takes_longest_is_begun_first() -> None:
+    def made(method: Any, *images: int) -> Job:
+        return Job(Run(method, "digits"), Path("nowhere"), "", list(images))
+
+    plain, lucir = made(ILBaseline(), 500, 1000), made(LUCIR(), 500, 1000)
+    podnet, meta = made(PODNet(), 500, 1000), made(ILBaseline(Meta()), 500, 1000)
+    assert [round(cost(one)) for one in (plain, lucir, meta, podnet)] == [1500, 1608, 1747, 2020]
+    assert round(cost(made(LUCIR(Meta()), 500, 1000))) == 1882, "both"
+    assert cost(made(PODNet(), 500)) == 500 and cost(made(PODNet())) == 0, "no base step has a teacher"
+    longer, shorter = made(ILBaseline(), 500, 1521), made(ILBaseline(), 500, 1519)  # just more and less than PODNet
+    same = made(ILBaseline(), 1000, 500)
+    jobs = [plain, same, shorter, lucir, podnet, meta, longer]
+    order = [longer, podnet, shorter, meta, lucir, plain, same]
+    assert [id(one) for one in longest_first(jobs)] == [id(one) for one in order]
+    assert jobs[0] is plain, "the list itself is left alone"
