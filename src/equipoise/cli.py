@@ -190,7 +190,7 @@ def sweep_verb(argv: list[str]) -> None:
         **({} if workers is None else {"workers": int(workers)}),
     )
     console = for_output()
-    with QueueWatch(console, jobs) as watch:
+    with QueueWatch(console, jobs, shared=on.store is not None) as watch:
         sweep.map(run, jobs, on, watch.tell)
     done = [job.result for job in jobs if job.result]
     if done:

@@ -138,7 +138,7 @@ def reproduce(
             jobs += sweep.planned([run for run in runs if run.dataset == dataset], parent, on.data)
         jobs = sweep.longest_first(jobs)
         if jobs:
-            with QueueWatch(console, jobs) as watch:
+            with QueueWatch(console, jobs, shared=here.store is not None) as watch:
                 sweep.map(do, jobs, here, watch.tell)
         done += jobs
     return done
