@@ -215,15 +215,16 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     assert (here / "cache" / "speed.json").is_file()
 
     assert command([*words, "--workers", "1"]) == 0
-    out = capfd.readouterr().out
+    out, err = capfd.readouterr()
+    assert "1 of 1 done" in err and "done" not in out
     (made,) = (here / "records").rglob("result.json")
     final = json.loads(made.read_text())["final"]["top1"]
     assert f"{final:.2f}" in out and made.parent.parent == here / "records" / "digits"
     written = made.stat().st_mtime_ns
     assert command([*words, "--format", "csv"]) == 0
-    again = capfd.readouterr().out
-    assert made.stat().st_mtime_ns == written and "running" not in again
-    assert f"{final:.4f}" in again and asked_for in again
+    again = capfd.readouterr()
+    assert made.stat().st_mtime_ns == written and "running" not in again.out + again.err
+    assert f"{final:.4f}" in again.out and asked_for in again.out
     assert command([*words, "--dry-run"]) == 0
     assert "nothing is missing" in capfd.readouterr().out
     # What the table asks for and what `run` does are one and the same.
