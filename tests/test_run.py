@@ -52,7 +52,7 @@ FIELDS = {
 }
 STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step"}
 SETTINGS = {"method", "loss", "alpha", "epsilon", "dataset", "base", "steps", "memory", "order", "seed"}
-SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "evaluating_", "saving_")}
+SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitting_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second", "engine"}  # the engine is null where nothing was trained
 
 
@@ -403,7 +403,7 @@ def test_what_changes_the_base_step_is_not_shared(tmp_path: Path) -> None:
         small(brightness=0.25),
     ]
     recipe: dict[str, Any] = {"epochs": 4, "lr": 0.04, "milestones": (0.5,), "decay": 0.5, "batch": 31}
-    recipe |= {"momentum": 0.8, "weight_decay": 0.0, "clamp": 1.0, "schedule": "cosine"}
+    recipe |= {"momentum": 0.8, "weight_decay": 0.0, "clamp": 1.0, "schedule": "cosine", "last": "short"}
     assert recipe.keys() == vars(RECIPE).keys()
     others += [small(recipe=replace(RECIPE, **{k: v})) for k, v in recipe.items()]
     assert len({key(small()), *map(key, others)}) == 1 + len(others)

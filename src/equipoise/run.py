@@ -209,13 +209,13 @@ def run_name(asked: Run) -> str:
     if asked.validation:
         parts.append(f"validation-{asked.validation:g}")
     # Without settings that came later the name is what it was before: such folders are found again.
-    settings = [_words(value) if isinstance(value, Method) else repr(value) for value in given(asked).values()]
+    settings = [_words(v) if isinstance(v, Method | Recipe) else repr(v) for v in given(asked).values()]
     return "_".join(parts).replace(":", "-") + "_" + record.digest(settings)[:6]
 
 
-def _words(method: Method) -> str:
+def _words(value: Method | Recipe) -> str:
     """As a dataclass shows itself, but without settings that came later and were not given."""
-    return f"{type(method).__qualname__}({', '.join(f'{k}={v!r}' for k, v in given(method).items())})"
+    return f"{type(value).__qualname__}({', '.join(f'{k}={v!r}' for k, v in given(value).items())})"
 
 
 def run(
