@@ -346,7 +346,10 @@ def test_what_cannot_be_done_is_one_sentence(
     assert not list(here.rglob("run.json"))
 
 
-def test_the_overview_names_every_table(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_overview_names_every_table(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "known", lambda *words: speed.Speed(1e4, 1e4, 1.0))
     assert command(["paper", "--dataset", "digits"]) == 0
     out = capfd.readouterr().out
     assert all(table.id in out for table in paper.tables())

@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch
 
 
 def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
-    job = Job(asked(recipe=Recipe(epochs=30, lr=0.05, batch=32)), tmp_path / "a")
+    job = Job(asked(recipe=Recipe(epochs=12, lr=0.05, batch=32)), tmp_path / "a")
     killed: list[int] = []
 
     def kill(busy: Any) -> None:
@@ -142,7 +142,7 @@ def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
 
 
 def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
-    words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "40", "--seed", "0,1", "--memory", "4"]
+    words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "15", "--seed", "0,1", "--memory", "4"]
     words += ["--workers", "2", "--out", "runs", "--store", "store"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     queue = subprocess.Popen([sys.executable, "-m", "equipoise", *words], cwd=tmp_path, env=environment)
