@@ -394,11 +394,13 @@ def test_a_tap_shows_values_until_another_tap(opened):
 
     tap(one(driver, "#figure-lines svg.lines"))
     until(driver, lambda: "classes: 20" in tooltip(driver))
+    assert one(driver, "#tooltip").is_displayed()
     driver.execute_script("arguments[0].scrollIntoView()", one(driver, "#figure-confusion"))
     canvas = one(driver, "#figure-confusion canvas")
     until(driver, lambda: canvas.rect["width"] > 200)
     tap(canvas)
     until(driver, lambda: "true class" in tooltip(driver))
+    assert "classes: 20" not in tooltip(driver)
     tap(one(driver, "#figure-confusion figcaption"))
     until(driver, lambda: not one(driver, "#tooltip").is_displayed())
 
