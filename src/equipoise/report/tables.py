@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..compare import Filled, FilledRow
 from ..paper import Column, Table
+from ..show import mean_and_deviation
 
 COLOURS = {"close": "green", "better": "cyan", "near": "yellow", "off": "red", "measured": ""}
 """how far a cell is from the paper's"""
@@ -32,9 +33,7 @@ def by_column(row: FilledRow) -> dict[Column, Filled]:
 
 def measured(cell: Filled) -> str:
     """Mean ± deviation over seeds."""
-    if cell.ours is None:
-        return "–"
-    return f"{cell.ours:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "")
+    return mean_and_deviation(cell.values)
 
 
 def beside(cell: Filled) -> str:
