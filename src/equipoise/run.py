@@ -139,6 +139,12 @@ def asked(run: Run, classes: int, shape: tuple[int, int, int]) -> dict[str, Any]
     }
 
 
+def sizes_of(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """How many classes each step brings, by settings that `asked` made definite."""
+    base, increment, steps = (int(settings[name]) for name in ("base", "increment", "steps"))
+    return (base,) + (increment,) * steps
+
+
 def run_from(settings: Mapping[str, Any]) -> Run:
     """The run that was recorded with these settings; a setting that came later is what it is by default."""
     if settings["loss"] not in LOSSES:
@@ -177,7 +183,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
     classes = len(loaded.classes)
     order = class_order(run.order, classes)
     settings = asked(run, classes, image_shape(loaded.train.x))
-    sizes = (settings["base"],) + (settings["increment"],) * settings["steps"]
+    sizes = sizes_of(settings)
     run.method.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
     augment = replace(loaded.augment, brightness=run.brightness)
     learner = _learner(run, budget, augment=augment, normalise=(loaded.mean, loaded.std))

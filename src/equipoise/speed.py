@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import resource
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from .machine import hardware, versions
 from .memory import Budget
 from .method import Method
 from .randomness import generator
-from .run import Run, asked, training_images
+from .run import Run, asked, sizes_of, training_images
 from .store import default_store
 
 
@@ -144,19 +145,14 @@ def refit_images(run: Run) -> int:
     if refit is None:
         return 0
     counts, shape = COUNTS[run.dataset], SHAPES[run.dataset]
-    settings = asked(run, len(counts), shape)
-    total = 0
-    for t in range(1, settings["steps"] + 1):
-        classes = settings["base"] + t * settings["increment"]
-        share = Budget.parse(run.memory).share(classes)
-        total += refit.recipe.epochs * sum(min(share, count) for count in counts[:classes])
-    return total
+    _, *learned = itertools.accumulate(sizes_of(asked(run, len(counts), shape)))
+    kept = [(Budget.parse(run.memory).share(classes), counts[:classes]) for classes in learned]
+    return refit.recipe.epochs * sum(min(share, count) for share, seen in kept for count in seen)
 
 
 def images_of(run: Run) -> list[int]:
     """How many images each step of a run trains on, known without its data."""
     counts, shape = COUNTS[run.dataset], SHAPES[run.dataset]
-    settings = asked(run, len(counts), shape)
-    sizes = [settings["base"], *[settings["increment"]] * settings["steps"]]
+    sizes = sizes_of(asked(run, len(counts), shape))
     recipe = run.recipe or run.method.recipe(shape)
     return training_images(run.method, recipe, Budget.parse(run.memory), sizes, counts)
