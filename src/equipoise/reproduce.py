@@ -101,13 +101,18 @@ def with_device(runs: Sequence[Run], device: str) -> list[Run]:
     return [replace(run, device=device) for run in runs]
 
 
+def left_of(tables: Sequence[Table], records: Records, seeds: int, device: str, alone: bool) -> list[Run]:
+    """The runs that are missing of the tables whose runs are timed `alone`, or of the others."""
+    own = [table for table in tables if table.alone == alone]
+    return with_device(missing(wanted(own, seeds), records, alone), device)
+
+
 def plan(tables: Sequence[Table], folder: Path, seeds: int, device: str, console: Console) -> None:
     """Say which runs are missing, and what they would take."""
     records = results_in(folder)
     count, seconds, mib = 0, 0.0, 0.0
     for alone in (False, True):
-        own = [table for table in tables if table.alone == alone]
-        runs = with_device(missing(wanted(own, seeds), records, alone), device)
+        runs = left_of(tables, records, seeds, device, alone)
         for asked in sorted(runs, key=lambda run: -sum(speed.images_of(run))):
             took = speed.estimate([asked], say)
             images = sum(speed.images_of(asked))
@@ -129,8 +134,7 @@ def reproduce(
     records = results_in(folder)
     done: list[sweep.Job] = []
     for alone in (False, True):
-        own = [table for table in tables if table.alone == alone]
-        runs = with_device(missing(wanted(own, seeds), records, alone), device)
+        runs = left_of(tables, records, seeds, device, alone)
         here = replace(on, workers=1, store=None) if alone else on
         jobs: list[sweep.Job] = []
         for dataset in dict.fromkeys(run.dataset for run in runs):
