@@ -281,6 +281,14 @@ def test_rows_are_meant_by_their_names_or_parts_of_them(said: str, meant: set[st
     assert reproduce.rows_meant(said, ["LUCIR", "LUCIR, Balanced", "PODNet", "PODNet, Balanced"]) == meant
 
 
+@pytest.mark.parametrize("loss", [Balanced(), Meta(every=1)], ids=lambda loss: loss.name)
+def test_a_speed_is_measured_with_as_few_images_as_the_loss_allows(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(speed.SHAPES, "few", (3, 20, 20))  # not tiny: trained by ResNet-32
+    monkeypatch.setitem(speed.COUNTS, "few", [30] * 10)
+    found = speed.measured(ILBaseline(loss), "few", "cpu")
+    assert found.base > 0 and found.later > 0 and found.mib > 0
+
+
 def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(method: Any, *rest: Any) -> speed.Speed:
         slow = isinstance(method.loss, Meta)
