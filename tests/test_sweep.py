@@ -409,21 +409,38 @@ def test_workers_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(job.folder / "visible").read_text() for job in jobs] == ["GPU-b", "5", "GPU-b, 5"]
 
 
+def control_that_says(where: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of NVIDIA's: a program that notes how it is called, and then does something."""
+    control = where / "nvidia-cuda-mps-control"
+    noted = f'echo "$1 $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY" >> {where}/said'
+    control.write_text(f'#!/bin/sh\n{noted}\n[ "$1" = -d ] || {then}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(where), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    return where / "said"
+
+
 def test_the_server_that_shares_gpus_numbers_them_as_its_clients_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    control = tmp_path / "nvidia-cuda-mps-control"
-    control.write_text(f'#!/bin/sh\necho "$1 $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/said\n')
-    control.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    said = control_that_says(tmp_path, f"cat >> {tmp_path}/said", monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with multi_process_service():
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
-        said = (tmp_path / "said").read_text()
-        assert said == f"-d  {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n"
+        assert said.read_text() == f"-d  {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n"
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert said.read_text().endswith("quit -t 5\n")
+
+
+def test_a_server_that_waits_for_its_clients_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does whose client is this very process."""
+    said = control_that_says(tmp_path, "exec sleep 600", monkeypatch)
+    monkeypatch.setattr("equipoise.local.PATIENCE", 0.2)
+    began = time.monotonic()
+    with multi_process_service():
+        pass
+    assert len(said.read_text().splitlines()) == 2 and time.monotonic() - began < 60
 
 
 def noting(run: Run, out: Path, *, watch: Watch, **more: Any) -> None:

@@ -48,6 +48,9 @@ BUSY = 3
 LOOK = 1.0
 """seconds between looks at who else is at work in the folders of jobs that wait"""
 
+PATIENCE = 5
+"""seconds that NVIDIA's MPS may take to end"""
+
 log = logging.getLogger("equipoise")
 
 
@@ -291,6 +294,9 @@ def multi_process_service() -> Iterator[None]:
             yield
         finally:
             if begun is not None and not begun.returncode:
-                subprocess.run([control], input="quit\n", capture_output=True, text=True, check=False)
+                # It waits for its clients, of which this process may be one; those here are done.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    words = f"quit -t {PATIENCE}\n"
+                    subprocess.run([control], input=words, capture_output=True, text=True, timeout=2 * PATIENCE)
             for name in places:
                 os.environ.pop(name, None)
