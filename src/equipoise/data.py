@@ -61,6 +61,11 @@ def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(std > 0, std, 1.0)  # a channel of one colour carries nothing: it becomes 0
 
 
+def class_sums(h: Tensor, y: Tensor, classes: int) -> Tensor:
+    """The sum of the features of each class; added up in a fixed order, as `index_add` on a GPU does not."""
+    return torch.stack([h[y == c].sum(0) for c in range(classes)])
+
+
 def class_order(order: str, classes: int) -> list[int]:
     """The order in which the classes are learned.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data import class_sums
 from ..errors import check
 from ..heads import CosineHead, Head
 from ..losses import Standard, margin_ranking
@@ -73,8 +74,7 @@ class LUCIR(Method):
         """The direction of the mean of the normalised embeddings of each class."""
         if self.imprint:
             assert isinstance(head, CosineHead)
-            means = h.new_zeros(len(head.new), h.shape[1]).index_add(0, y, F.normalize(h, dim=1))
-            head.imprint(F.normalize(means, dim=1))
+            head.imprint(F.normalize(class_sums(F.normalize(h, dim=1), y, len(head.new)), dim=1))
 
     def refit(self) -> Refit | None:
         """20 epochs with learning rate 0.01, ×0.1 after 10; batch norms rest."""

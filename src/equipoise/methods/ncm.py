@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data import class_sums
 from ..method import Method, Out, Step
 from ..setting import later
 from .il_baseline import ILBaseline
@@ -44,7 +45,7 @@ class NCM(Method):
         h, y = h.double(), s.data.y - s.n_old
         counts = torch.bincount(y, minlength=s.N - s.n_old)
         h = F.normalize(h, dim=1) if self.unit_length else h
-        sums = h.new_zeros(len(counts), h.shape[1]).index_add(0, y, h)
+        sums = class_sums(h, y, len(counts))
         means = F.normalize(sums, dim=1).float() if self.unit_length else sums / counts[:, None]
         s.state["means"] = torch.cat([s.state["means"], means]) if "means" in s.state else means
 

@@ -10,6 +10,7 @@ import torch
 from sklearn.covariance import OAS
 from torch import Tensor
 
+from ..data import class_sums
 from ..errors import check
 from ..method import Method, Out, Step
 from .il_baseline import ILBaseline
@@ -46,7 +47,7 @@ class SLDA(Method):
         """Means of the new classes; Σ by oracle shrinkage of the base step, then image by image."""
         h, y = h.double(), s.data.y - s.n_old
         counts = torch.bincount(y, minlength=s.N - s.n_old)
-        means = h.new_zeros(len(counts), h.shape[1]).index_add(0, y, h) / counts[:, None]
+        means = class_sums(h, y, len(counts)) / counts[:, None]
         if s.t == 0:
             found = OAS(assume_centered=True).fit((h - means[y]).cpu().numpy())
             s.state["sigma"] = torch.from_numpy(found.covariance_).to(h)
