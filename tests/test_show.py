@@ -160,6 +160,28 @@ def test_a_wide_table_keeps_each_number_on_one_line(capsys, runs):
     folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
     out = shown(capsys, runs)
     assert over(folders, MEASURED["average"]) in out and "total:2000" in out and "50 + 10 × 5" in out
+    several = {
+        "order": "natural",
+        "select": "random",
+        "T": 4.0,
+        "bias": False,
+        "pad": 3,
+        "mitigation": "loss-rescaling",
+    }
+    changed(runs / "balanced-0", runs / "y", **several, class_names="of some length", another_setting="as long as this")
+    out = shown(capsys, runs)
+    assert "…" not in out and over(folders, MEASURED["average"]) in out and max(map(len, out.splitlines())) > 160
+
+
+def test_a_recipe_of_its_own_is_no_difference_between_methods(capsys, runs):
+    usual = result(runs / "balanced-0")["run"]["recipe"]
+    other = changed(runs / "balanced-0", runs / "x", method="lucir", imprint=True, recipe={**usual, "decay": 0.2})
+    _, rows = table(shown(capsys, runs / "balanced-0", other))
+    assert [row["method"] for row in rows] == ["il-baseline", "lucir"]
+    assert not {"decay", "imprint"} & rows[0].keys()
+    third = changed(other, runs / "y", imprint=False, recipe={**usual, "decay": 0.3})
+    _, rows = table(shown(capsys, runs / "balanced-0", other, third))
+    assert [(row["decay"], row["imprint"]) for row in rows] == [("0.1", "–"), ("0.2", "True"), ("0.3", "False")]
 
 
 # Bad input --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,20 @@ def protocol(settings: dict[str, Any]) -> str:
     return f"{settings['base']} + {settings['steps']} × {settings['increment']}"
 
 
+def tells_apart(name: str, settings: Sequence[dict[str, str]]) -> bool:
+    """Whether a setting differs between runs of one method; that methods have recipes of their own goes without saying.
+
+    What only some losses have does not differ by being absent; with the same loss, what is absent was not given.
+    """
+    by_method: defaultdict[str, set[str]] = defaultdict(set)
+    by_loss: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for s in settings:
+        if name in s:
+            by_method[s["method"]].add(s[name])
+        by_loss[s["method"], s["loss"]].add(s.get(name, ""))
+    return any(len(values) > 1 for values in (*by_method.values(), *by_loss.values()))
+
+
 def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """What tells settings apart, as columns of a table, and what all of them share."""
     columns: dict[str, list[str]] = {
@@ -88,13 +103,9 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
     }
     if any(g[0]["run"]["validation"] for g in groups):  # nobody is to take these accuracies for those of test images
         columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
-    # Whatever else differs gets a column too. What only some methods and losses have does not differ by being absent;
-    # of the same ones, what is absent was not given.
     settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
-    kinds = [(s["method"], s["loss"]) for s in settings]
     for name in dict.fromkeys(k for s in settings for k in s if k not in SAID):
-        within = {(*kind, s.get(name)) for kind, s in zip(kinds, settings)}
-        if len({s[name] for s in settings if name in s}) > 1 or len(within) > len(set(kinds)):
+        if tells_apart(name, settings):
             values = [s.get(name, "–") for s in settings]
             columns[name.replace("_", " ")] = [v if len(v) <= 20 else digest(v)[:6] for v in values]
     same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "loss"}
@@ -117,6 +128,9 @@ def print_table(results: Sequence[Result], console: Console) -> None:
         measured = [[r["average_incremental_accuracy"] for r in group], *finals, [r["forgetting"] for r in group]]
         cells = [values[i] for values in columns.values()]
         table.add_row(*cells, str(len(group)), *(mean_and_deviation(m) for m in measured))
+    if not console.is_terminal:  # a file or a pipe has no edge
+        everything = console.options.update(width=10**6)
+        console.width = max(console.width, console.measure(table, options=everything).maximum)
     console.print(table)
 
 
