@@ -60,3 +60,14 @@ def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.Capture
     assert record["hardware"]["cpu"] and record["versions"]["torch"] == torch.__version__
     assert command(["bench", "--images", "8", "--batch", "16"]) == 2
     assert "images must be a whole number of 32 or more" in capsys.readouterr().err
+
+
+def test_the_text_shows_what_was_recorded() -> None:
+    folder = Path(__file__).parent.parent / "benchmarks"
+    text, readme = (folder / "README.md").read_text(), (folder.parent / "README.md").read_text()
+    record = json.loads((folder / "h200.json").read_text())
+    for without, taught in zip(*([r for r in record["rows"] if r["teacher"] == teacher] for teacher in (False, True))):
+        speeds = [(f"{r['images_per_second']:,.0f}", r["ratio"]) for r in (without, taught)]
+        assert f"| {without['row']} | " + " | ".join(f"{s} | {ratio:.2f}" for s, ratio in speeds) + " |" in text
+        if without["row"] in ("ours, fused", "ours, fused, 4 at once"):
+            assert " | ".join(f"{s} ({ratio:.1f} times)" for s, ratio in speeds) in readme

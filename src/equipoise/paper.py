@@ -75,6 +75,8 @@ class Table:
     rows: tuple[Row, ...]
     alone: bool = False
     """whether its runs are timed: one at a time, with nothing reused"""
+    figure: bool = False
+    """whether it is a figure's runs"""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -312,7 +314,7 @@ def confusion() -> Table:
     published = numbers(CONFUSION)
     rows = [Row(name, (Cell(column, value, cifar(ROWS[name]), "final"),)) for name, (value,) in published]
     caption = "Final accuracy of the three confusion matrices: half of the classes, then 5 steps, 20 images kept"
-    return Table("confusion", "Confusion matrices", caption, tuple(rows))
+    return Table("confusion", "Confusion matrices", caption, tuple(rows), figure=True)
 
 
 def epsilon() -> Table:
@@ -331,7 +333,7 @@ def epsilon() -> Table:
                         cells.append(Cell(column, None, run, metric))
                     rows.append(Row(f"{name}, {t} steps, ε {percent}%", tuple(cells)))
     caption = "LUCIR and PODNet without memory, Relaxed, by ε in percent of the images of a class"
-    return Table("epsilon", "The figure of ε", caption, tuple(rows))
+    return Table("epsilon", "The figure of ε", caption, tuple(rows), figure=True)
 
 
 def batches() -> Table:

@@ -58,7 +58,7 @@ def markdown(data: Mapping[str, Any], filled: Sequence[tuple[Table, list[FilledR
         f"{data['subtitle']} Made of {made['runs']} recorded runs on {' and '.join(made['hardware'])}, torch "
         f"{', '.join(made['torch'])}. Numbers in italics are quoted from other papers.",
     ]
-    parts += [tables.markdown(table, rows).rstrip() for table, rows in filled if table.id.startswith("table")]
+    parts += [tables.markdown(table, rows).rstrip() for table, rows in filled if not table.figure]
     if data["costs"]:
         parts.append(costs.markdown(data["costs"]).rstrip())
     for figure in data["figures"]:

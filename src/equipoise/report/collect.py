@@ -48,7 +48,7 @@ def collected(records: Records) -> dict[str, Any]:
         "headline_caption": "Average incremental accuracy on CIFAR-100: 50 classes, then 5 steps of 10; with 20 images "
         "of every class kept, or none.",
         "headline": headline(filled),
-        "tables": [as_table(*filled[f"table{k}"]) for k in range(1, 7)],
+        "tables": [as_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
         "figures": list(figures(filled)),
         "costs": costs(*filled["costs"]) if any(r.cells[0].found for r in filled["costs"][1]) else None,
         "runs": [as_run(found) for found in records.found],
