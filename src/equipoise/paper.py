@@ -257,7 +257,7 @@ def table3() -> Table:
     steps = {"cifar100": (5, 10), "imagenet-subset": (5, 10), "imagenet": (5, 10)}
     caption = (
         "Average incremental accuracy without memory: half of the classes, then 5 or 10 steps; "
-        "LUCIR and PODNet in 5 steps on CIFAR-100 depend on the last batch of an epoch (the table `batches`)"
+        "LUCIR and PODNet in 5 steps on CIFAR-100 depend on the last batch of an epoch (see The last batch)"
     )
     return Table("table3", "Table 3", caption, by_steps(TABLE3, steps, "0"))
 
@@ -346,13 +346,13 @@ def batches() -> Table:
         usual = cifar(ROWS[name], memory="0")
         short = replace(usual, recipe=replace(ROWS[name].recipe(SHAPES["cifar100"]), last="short"))
         cells = []
-        for id, title, run in (("joined", "joined with the next epoch's", usual), ("short", "a short batch", short)):
-            column = Column(f"cifar100-{id}", "CIFAR-100, 5 steps", title, "cifar100")
+        for last, run in (("joined", usual), ("short", short)):
+            column = Column(f"cifar100-{last}", "CIFAR-100, 5 steps", last, "cifar100")
             cells.append(Cell(column, published[name][0], run))
         rows.append(Row(name, tuple(cells)))
     caption = (
-        "Without memory, by what becomes of the images at the end of an epoch that fill no batch, 8 of 5,000 here; "
-        "in the originals' loops they are a batch of their own, and batch norms learn its statistics"
+        "Without memory, by what becomes of the images at the end of an epoch that fill no batch, 8 of 5,000 here: "
+        "joined with the next epoch's, or a short batch, as in the originals' loops, whose statistics batch norms learn"
     )
     return Table("batches", "The last batch", caption, tuple(rows))
 
