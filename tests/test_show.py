@@ -184,6 +184,19 @@ def test_a_recipe_of_its_own_is_no_difference_between_methods(capsys, runs):
     assert [(row["decay"], row["imprint"]) for row in rows] == [("0.1", "–"), ("0.2", "True"), ("0.3", "False")]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"order": "0"}, {"precision": "bf16"}, {"select": "random"}, {"mitigation": "loss-rescaling"}], ids=str
+)
+def test_a_protocol_of_its_own_is_one(capsys, runs, settings):
+    other = changed(runs / "balanced-0", runs / "x", method="lucir", **settings)
+    _, rows = table(shown(capsys, runs / "balanced-0", other))
+    ((name, value),) = settings.items()
+    assert rows[0][name] != rows[1][name] == value
+    usual = result(runs / "balanced-0")["run"]["recipe"]
+    third = changed(runs / "balanced-0", runs / "y", method="lucir", recipe={**usual, "batch": 64})
+    assert table(shown(capsys, runs / "balanced-0", third))[1][1]["batch"] == "64"
+
+
 # Bad input --------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from . import methods
 from .errors import DataError
 from .folder import Result, flat_settings, read_result
+from .method import Method, Recipe
 from .record import digest
 
 SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
@@ -77,18 +80,25 @@ def protocol(settings: dict[str, Any]) -> str:
     return f"{settings['base']} + {settings['steps']} × {settings['increment']}"
 
 
+def of_methods() -> set[str]:
+    """Settings that methods have each its own of: that these differ from one to the next goes without saying."""
+    kinds: list[type[Recipe] | type[Method]] = [Recipe, *methods.known().values()]
+    return {f.name for kind in kinds for f in fields(kind)} - {"batch", "mitigation"}
+
+
 def tells_apart(name: str, settings: Sequence[dict[str, str]]) -> bool:
-    """Whether a setting differs between runs of one method; that methods have recipes of their own goes without saying.
+    """Whether a setting differs between runs, or, where methods have each its own, between runs of one method.
 
     What only some losses have does not differ by being absent; with the same loss, what is absent was not given.
     """
-    by_method: defaultdict[str, set[str]] = defaultdict(set)
+    own = name in of_methods()
+    given: defaultdict[str, set[str]] = defaultdict(set)
     by_loss: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for s in settings:
         if name in s:
-            by_method[s["method"]].add(s[name])
+            given[s["method"] if own else ""].add(s[name])
         by_loss[s["method"], s["loss"]].add(s.get(name, ""))
-    return any(len(values) > 1 for values in (*by_method.values(), *by_loss.values()))
+    return any(len(values) > 1 for values in (*given.values(), *by_loss.values()))
 
 
 def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]], dict[str, str]]:
