@@ -123,6 +123,21 @@ def test_what_cannot_be_recorded_is_said_once_and_done_all_the_same(
     ]
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), RuntimeError("Triton Error [CUDA]: out of memory")], ids=str
+)
+def test_a_full_gpu_is_no_reason_for_a_simpler_engine(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+        raise error
+
+    monkeypatch.setattr(capture_module, "captured", refuse)
+    with caplog.at_level(logging.WARNING, "equipoise"), pytest.raises(type(error), match="memory"):
+        prepared("compiled", lambda engine: [lambda: None], [])
+    assert not caplog.records
+
+
 def unfit_of(backbone: Any, bf16: bool = True, shape: tuple[int, int] = (32, 32), **training: bool) -> str | None:
     """Why there would be no kernels for a net with this backbone."""
     net = Net(backbone, LinearHead(64), torch.zeros(3), torch.ones(3))

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from .errors import full_gpu
 from .launch import together
 
 Engine = Literal["fused", "compiled", "captured", "eager"]
@@ -79,9 +80,9 @@ def prepared(
             if asked:
                 simpler = ENGINES[ENGINES.index(attempt) + 1]
                 log.warning("training is %s instead of %s: %s", simpler, attempt, error)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if full_gpu(error):
+                raise  # a simpler engine needs no less
             reason = str(error).strip().splitlines()
             log.warning("training cannot be %s here, and is slower: %s", attempt, reason[0] if reason else repr(error))
     return make("eager"), "eager"
