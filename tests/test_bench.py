@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.bench import PerImage, Row, counted, rows_for, synthetic
+from equipoise.bench import PerImage, Row, Stretch, counted, ours, rows_for, synthetic, together
 from equipoise.cli import command
 
 
@@ -47,6 +47,13 @@ def test_rows_on_a_gpu_have_every_engine_and_packing() -> None:
     assert len(rows) == 14 and rows[7] == Row(None, True)
 
 
+def test_runs_at_once_are_counted_from_the_first_to_the_last() -> None:
+    assert together([Stretch(600, 10.0, 14.0), Stretch(600, 11.0, 16.0)]) == 200.0
+    found = ours(Row("eager", False), 40, 16, torch.device("cpu"), False, None)
+    # Batches of 16 from a stream of epochs of 40: two or three in each, five in the last two.
+    assert found.images == 80 and found.ended > found.began
+
+
 def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
     assert command(["bench", "--images", "32", "--batch", "16", "--packed", "2", "--out", str(out)]) == 0
@@ -66,8 +73,14 @@ def test_the_text_shows_what_was_recorded() -> None:
     folder = Path(__file__).parent.parent / "benchmarks"
     text, readme = (folder / "README.md").read_text(), (folder.parent / "README.md").read_text()
     record = json.loads((folder / "h200.json").read_text())
-    for without, taught in zip(*([r for r in record["rows"] if r["teacher"] == teacher] for teacher in (False, True))):
+    both = [[r for r in record["rows"] if r["teacher"] == teacher] for teacher in (False, True)]
+    assert len(both[0]) == 8
+    for without, taught in zip(*both, strict=True):
         speeds = [(f"{r['images_per_second']:,.0f}", r["ratio"]) for r in (without, taught)]
         assert f"| {without['row']} | " + " | ".join(f"{s} | {ratio:.2f}" for s, ratio in speeds) + " |" in text
         if without["row"] in ("ours, fused", "ours, fused, 4 at once"):
             assert " | ".join(f"{s} ({ratio:.1f} times)" for s, ratio in speeds) in readme
+        if without["row"].startswith("DataLoader"):
+            assert " | ".join(s for s, _ in speeds) in readme
+    per_image = (record[f"{what}_per_image"] / record[f"measured_{what}_per_second"] for what in ("flops", "bytes"))
+    assert f"the limit is {1 / max(per_image):,.0f} images/s" in " ".join(text.split())

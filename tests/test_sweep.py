@@ -433,14 +433,16 @@ def test_the_server_that_shares_gpus_numbers_them_as_its_clients_do(
     assert said.read_text().endswith("quit -t 5\n")
 
 
-def test_a_server_that_waits_for_its_clients_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does whose client is this very process."""
+def test_a_server_that_does_not_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     said = control_that_says(tmp_path, "exec sleep 600", monkeypatch)
     monkeypatch.setattr("equipoise.local.PATIENCE", 0.2)
     began = time.monotonic()
     with multi_process_service():
         pass
     assert len(said.read_text().splitlines()) == 2 and time.monotonic() - began < 60
+    assert "MPS does not end" in caplog.text
 
 
 def noting(run: Run, out: Path, *, watch: Watch, **more: Any) -> None:

@@ -10,10 +10,11 @@ import multiprocessing
 import os
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.synchronize import Barrier
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,8 +74,22 @@ def net_of(classes: int, device: torch.device) -> Net:
     return place(net, device)
 
 
-def ours(row: Row, images: int, batch: int, device: torch.device, bf16: bool, start: Barrier | None) -> float:
-    """Images a second of the product's own loop, after one epoch to warm up."""
+class Stretch(NamedTuple):
+    """Training between two moments of the machine's clock, which all its processes share."""
+
+    images: int
+    began: float
+    ended: float
+
+
+def together(stretches: Sequence[Stretch]) -> float:
+    """Images a second of all of them, from when the first began to when the last ended."""
+    seconds = max(s.ended for s in stretches) - min(s.began for s in stretches)
+    return sum(s.images for s in stretches) / seconds
+
+
+def ours(row: Row, images: int, batch: int, device: torch.device, bf16: bool, start: Barrier | None) -> Stretch:
+    """Two epochs of the product's own loop, after one to warm up."""
     assert row.engine is not None
     data = synthetic(images).to(device)
     net, method = net_of(ALL, device), ILBaseline(Balanced())
@@ -84,17 +99,20 @@ def ours(row: Row, images: int, batch: int, device: torch.device, bf16: bool, st
     lam = method.loss.lam(n, past)
     s = Step(int(row.teacher), OLD if row.teacher else 0, (OLD, ALL - OLD), n, lam, data, None, net, teacher)
     momentum = {name: torch.zeros_like(w) for name, w in net.named_parameters()}
-    speeds: list[float] = []
+    epochs: list[Epoch] = []
+    times: list[float] = []
 
     def note(e: Epoch) -> None:
-        speeds.append(e.images_per_second)
         if e.epoch == 1 and start is not None:
             start.wait()
+        epochs.append(e)
+        times.append(time.monotonic())
 
     with working_on(device):
         recipe = Recipe(epochs=3, batch=batch)
         fit(method, s, recipe, Crop(), 0, bf16, Position(momentum), note, engine=row.engine)
-    return float(np.mean(speeds[1:]))
+    seen = (now.images_per_second * (now.seconds - before.seconds) for before, now in pairwise(epochs))
+    return Stretch(round(sum(seen)), times[0], times[-1])
 
 
 class PerImage(Dataset[tuple[Tensor, int]]):
@@ -167,29 +185,25 @@ def measure(row: Row, images: int, batch: int, device: torch.device, bf16: bool)
     if row.engine is None:
         return loader(row, images, batch, device)
     if row.packed == 1:
-        return ours(row, images, batch, device, bf16, None)
-    with multi_process_service():  # begun after this process used the GPU, it does not serve it, and can end before
-        return at_once(row, images, batch, device, bf16)
-
-
-def at_once(row: Row, images: int, batch: int, device: torch.device, bf16: bool) -> float:
-    """Images a second of several processes together."""
+        return together([ours(row, images, batch, device, bf16, None)])
     context = multiprocessing.get_context("spawn")
     start, out = context.Barrier(row.packed), context.Queue()
     args = (row, images, batch, str(device), bf16, 1, start, out)
     processes = [context.Process(target=worker, args=args, daemon=True) for _ in range(row.packed)]
     for process in processes:
         process.start()
-    speeds: list[float] = []
-    while len(speeds) < row.packed:
+    stretches: list[Stretch] = []
+    while len(stretches) < row.packed:
         try:
-            speeds.append(out.get(timeout=1))
+            stretches.append(out.get(timeout=1))
         except queue.Empty:
             if any(process.exitcode for process in processes):  # it has said why; the others would wait for it
                 for process in processes:
                     process.terminate()
                 raise RunError(f"a process of the row {row} died") from None
-    return float(sum(speeds))
+    for process in processes:
+        process.join()
+    return together(stretches)
 
 
 def counted(device: torch.device, bf16: bool) -> tuple[float, float]:
@@ -259,12 +273,24 @@ def bench(
         "measured_flops_per_second": peak,
         "measured_bytes_per_second": bandwidth,
         "versions": versions(),
-        "hardware": hardware(device),
+        "cores": len(os.sched_getaffinity(0)),
         "rows": [],
     }
+    rows = rows_for(device, packed)
+    speeds: dict[Row, float] = {}
+
+    def measured(some: Iterable[Row]) -> None:
+        for row in some:
+            speeds[row] = measure(row, images, batch, device, bf16)
+            words = f"{row}{', teacher' if row.teacher else ''}: {speeds[row]:,.0f} images/s"
+            console.print(words, highlight=False)
+
+    measured(row for row in rows if row.packed == 1)
+    with multi_process_service():  # not before: it would wait for this process too, when it ends
+        measured(row for row in rows if row.packed > 1)
+    record["hardware"] = hardware(device)
     first: dict[bool, float] = {}
-    for row in rows_for(device, packed):
-        speed = measure(row, images, batch, device, bf16)
+    for row, speed in ((row, speeds[row]) for row in rows):
         first.setdefault(row.teacher, speed)
         entry = {"row": str(row), "teacher": row.teacher, "packed": row.packed, "images_per_second": speed}
         # A teacher is one more forward pass: a third of the FLOPs and of the bytes of training.
@@ -273,7 +299,6 @@ def bench(
             "fraction_of_limit": speed * floor * (4 / 3 if row.teacher else 1),
         }
         record["rows"].append(entry)
-        console.print(f"{row}{', teacher' if row.teacher else ''}: {speed:,.0f} images/s", highlight=False)
     table = Table(title=f"ResNet-32, batch {batch}, whole training step, {record['precision']}", box=box.SIMPLE_HEAD)
     for name in ("", "teacher", "images/s", "ratio", "of the limit"):
         table.add_column(name, justify="left" if name in ("", "teacher") else "right")

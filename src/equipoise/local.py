@@ -279,7 +279,7 @@ def multi_process_service() -> Iterator[None]:
         log.warning("nvidia-cuda-mps-control is not there: runs on one GPU take turns, which is slower")
         yield
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a server that lingers writes there
         # What a server sees is numbered anew for its clients, who look for the user's numbers: so it sees them all.
         all_seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
@@ -294,9 +294,10 @@ def multi_process_service() -> Iterator[None]:
             yield
         finally:
             if begun is not None and not begun.returncode:
-                # It waits for its clients, of which this process may be one; those here are done.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    words = f"quit -t {PATIENCE}\n"
+                words = f"quit -t {PATIENCE}\n"  # it waits that long for its clients, then ends them
+                try:
                     subprocess.run([control], input=words, capture_output=True, text=True, timeout=2 * PATIENCE)
+                except subprocess.TimeoutExpired:
+                    log.warning("MPS does not end: kill nvidia-cuda-mps-control if it is in the way")
             for name in places:
                 os.environ.pop(name, None)
