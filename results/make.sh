@@ -24,10 +24,18 @@ precision() { # bf16 against fp32, and our kernels against torch's, one by one: 
   done
 }
 
+alone() { # where the time of a whole run goes
+  $equipoise run il-baseline --loss balanced --dataset cifar100 --steps 5 --memory 20 --store none --out results/alone/balanced-250
+}
+
+tried() { # what else was tried where a cell was off
+  $equipoise run lucir --no-imprint --dataset cifar100 --steps 5 --memory 0 --out results/tried/lucir-no-imprint
+}
+
 report() { # tables, figures and the page, from the records
   $equipoise report results --out results/report
 }
 
-for stage in "${@:-bench tables choice precision report}"; do
+for stage in "${@:-bench alone tables choice precision tried report}"; do
   for one in $stage; do $one; done
 done

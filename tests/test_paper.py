@@ -387,6 +387,10 @@ def test_a_rehearsal_has_every_row_that_has_a_run() -> None:
             for cell in row.cells:
                 assert cell.run is not None
                 prepare(cell.run, loaded=DIGITS)
+    for row in paper.rehearsed(paper.table("batches")).rows:
+        joined, short = (cell.run for cell in row.cells)
+        assert joined and short and joined.recipe is None
+        assert short.recipe == replace(short.method.recipe(SHAPES["digits"]), last="short")
 
 
 DIGITS = load("digits")

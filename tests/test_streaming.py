@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise import Balanced, Learner, Meta, Recipe, Relaxed, Standard, UsageError
 from equipoise.cli import command
-from equipoise.data import Images
+from equipoise.data import Images, class_sums
 from equipoise.method import Method, Out, Step
 from equipoise.methods.bounds import FineTuning, Joint
 from equipoise.methods.il_baseline import ILBaseline
@@ -55,6 +55,13 @@ STEPS = (stream([0, 1, 2], 60, 1), stream([3, 4], 30, 2), stream([5], 7, 3))
 
 def out_of(h: Tensor) -> Out:
     return Out(torch.zeros(len(h), 3), h, [], {})
+
+
+def test_features_are_added_up_class_by_class() -> None:
+    h, y = stream([0, 1, 3], 7, seed=2)
+    sums = class_sums(h, y, 5)
+    torch.testing.assert_close(sums, h.new_zeros(5, h.shape[1]).index_add(0, y, h))
+    assert not sums[2].any() and not sums[4].any(), "of classes without images"
 
 
 def test_ncm_is_the_nearest_mean_of_directions() -> None:

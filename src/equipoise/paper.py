@@ -257,7 +257,7 @@ def table3() -> Table:
     steps = {"cifar100": (5, 10), "imagenet-subset": (5, 10), "imagenet": (5, 10)}
     caption = (
         "Average incremental accuracy without memory: half of the classes, then 5 or 10 steps; "
-        "LUCIR and PODNet in 5 steps on CIFAR-100 depend on the last batch of an epoch (see The last batch)"
+        "in 5 steps on CIFAR-100, LUCIR and PODNet depend on what ends an epoch (in the report: The last batch)"
     )
     return Table("table3", "Table 3", caption, by_steps(TABLE3, steps, "0"))
 
@@ -351,8 +351,9 @@ def batches() -> Table:
             cells.append(Cell(column, published[name][0], run))
         rows.append(Row(name, tuple(cells)))
     caption = (
-        "Without memory, by what becomes of the images at the end of an epoch that fill no batch, 8 of 5,000 here: "
-        "joined with the next epoch's, or a short batch, as in the originals' loops, whose statistics batch norms learn"
+        "Without memory, by what becomes of the images at the end of an epoch that fill no batch (8 of 5,000 on "
+        "CIFAR-100): joined with the next epoch's, or a short batch, as in the originals' loops, whose statistics "
+        "batch norms learn"
     )
     return Table("batches", "The last batch", caption, tuple(rows))
 
