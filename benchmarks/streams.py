@@ -1,0 +1,60 @@
+"""Several runs on one GPU: as threads of one process, each with a stream of its own, against processes under MPS.
+
+`python benchmarks/streams.py` prints images a second of 2, 4 and 8 at once, with and without a teacher; on a CPU, of
+few images, to show that it works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from equipoise import train
+from equipoise.bench import Row, Stretch, measure, ours, together
+from equipoise.local import multi_process_service
+
+
+def in_threads(row: Row, images: int, device: torch.device) -> float:
+    """Images a second of the row's runs as threads, whose steps are recorded one after the other, before any trains."""
+    cuda = device.type == "cuda"
+    turn, ready, start = threading.Lock(), threading.Barrier(row.packed), threading.Barrier(row.packed)
+    prepared = train.prepared
+
+    def in_turn(*args: Any) -> Any:
+        made = prepared(*args)
+        turn.release()
+        ready.wait()
+        return made
+
+    def one(_: int) -> Stretch:
+        turn.acquire()
+        with torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext():
+            return ours(row, images, 128, device, cuda, start)
+
+    train.prepared = in_turn
+    try:
+        with ThreadPoolExecutor(row.packed) as pool:
+            return together(list(pool.map(one, range(row.packed))))
+    finally:
+        train.prepared = prepared
+
+
+def main() -> None:
+    """Measure and print."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    engine, images, packed = ("fused", 25_600, (2, 4, 8)) if device.type == "cuda" else ("eager", 256, (2,))
+    rows = [Row(engine, teacher, k) for teacher in (False, True) for k in packed]
+    threads = {row: in_threads(row, images, device) for row in rows}
+    with multi_process_service():
+        for row in rows:
+            processes = measure(row, images, 128, device, device.type == "cuda")
+            words = f"{row}{', teacher' if row.teacher else ''}"
+            print(f"{words}: {threads[row]:,.0f} images/s as threads, {processes:,.0f} as processes", flush=True)
+
+
+if __name__ == "__main__":
+    main()
