@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,13 @@ def test_digits_are_the_first_140_of_each_class_and_the_rest() -> None:
     assert digits.train.y.bincount().tolist() == [140] * 10
     assert len(digits.train) + len(digits.test) == len(bunch.target)
     assert digits.train.x.max() == 240
+
+
+def test_digits_are_found_by_scikit_learn_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = datasets.load("digits")
+    monkeypatch.setattr(datasets.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="/elsewhere/x.py"))
+    found = datasets.load("digits")
+    assert torch.equal(found.train.x, expected.train.x) and torch.equal(found.test.y, expected.test.y)
 
 
 def test_digits_statistics_are_those_of_the_training_images() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import io
 import os
 import pickle
@@ -128,14 +129,25 @@ def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
     return data.train[~aside], data.train[aside]
 
 
+def _table_of_digits() -> npt.NDArray[np.float64]:
+    """A row of 64 grey levels and the label for each image; from the file itself, since scikit-learn starts slowly."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None and package.origin is not None
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits  # wherever a version of it keeps them
+
+    images, labels = load_digits(return_X_y=True)
+    return np.column_stack([images, labels])
+
+
 def _digits() -> Dataset:
     """The 8x8 handwritten digits of scikit-learn."""
-    from sklearn.datasets import load_digits  # here, since it is slow to import and only this needs it
-
-    bunch = load_digits()
+    table = _table_of_digits()
     # Grey levels go from 0 to 16; 15 is the largest whole factor that keeps them all in a byte.
-    x = torch.from_numpy((bunch.images * 15).astype(np.uint8)[:, None])
-    y = torch.from_numpy(bunch.target.astype(np.int64))
+    x = torch.from_numpy((table[:, :-1] * 15).astype(np.uint8).reshape(-1, 1, 8, 8))
+    y = torch.from_numpy(table[:, -1].astype(np.int64))
     # The images come writer by writer, so taking the first ones leaves those of later writers for testing.
     for_training = torch.zeros(len(y), dtype=torch.bool)
     for label in range(10):

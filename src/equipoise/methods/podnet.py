@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -81,6 +80,8 @@ class PODNet(Method):
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
         """The centres of a k-means of each class's normalised embeddings."""
+        from sklearn.cluster import KMeans  # takes two seconds, which every command would take longer to start
+
         assert isinstance(head, ProxyHead)
         h = F.normalize(h.double(), dim=1).cpu()
         centres = []

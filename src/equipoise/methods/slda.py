@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from sklearn.covariance import OAS
 from torch import Tensor
 
 from ..data import class_sums
@@ -49,6 +48,8 @@ class SLDA(Method):
         counts = torch.bincount(y, minlength=s.N - s.n_old)
         means = class_sums(h, y, len(counts)) / counts[:, None]
         if s.t == 0:
+            from sklearn.covariance import OAS  # takes two seconds, which every command would take longer to start
+
             found = OAS(assume_centered=True).fit((h - means[y]).cpu().numpy())
             s.state["sigma"] = torch.from_numpy(found.covariance_).to(h)
             s.state["means"], s.state["seen"] = means, h.new_tensor(len(h))
