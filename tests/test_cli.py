@@ -959,6 +959,14 @@ def test_debug_shows_the_traceback_too(capsys, at):
 # In processes of their own ----------------------------------------------------------------------------------
 
 
+def test_what_is_slow_to_import_waits_until_it_is_needed():
+    """Every command and every worker of a queue would start later."""
+    words = "import sys, equipoise.cli, equipoise.local; print([m for m in sys.argv[1:] if m in sys.modules])"
+    slow = ["sklearn", "scipy", "matplotlib", "tensorboard", "triton"]
+    done = subprocess.run([sys.executable, "-c", words, *slow], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
 def test_the_process_exits_with_the_code_and_one_sentence():
     process = started(*DIGITS, "--steps", "3", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate(timeout=60)

@@ -14,7 +14,6 @@ from ..paper import Table
 from . import costs, tables
 from .collect import DATASETS, collected
 from .page import page
-from .pictures import numbers, picture
 
 OURS = {*paper.MAKERS, "steps", "alpha", "memory"}
 """how the names of our files begin"""
@@ -23,6 +22,8 @@ COSTS = {"md": costs.markdown, "tex": costs.latex, "csv": costs.comma_separated}
 
 def report(results: Path, out: Path) -> list[Path]:
     """Write `index.html`, `README.md`, and every table and figure by itself; returns the first two."""
+    from .pictures import numbers, picture  # matplotlib is slow to import, and only pictures need it
+
     records = recorded(results)
     if not records.found:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
