@@ -263,6 +263,8 @@ def bench(
     """Measure every row, print them as one table, and return all of it as a record."""
     flops, moved = counted(device, bf16)
     peak, bandwidth = ceilings(device, bf16)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # what is recorded is that of training
     floor = max(flops / peak, moved / bandwidth)
     record: dict[str, Any] = {
         "batch": batch,
