@@ -34,11 +34,14 @@ MEMORIES: dict[str, dict[str, Any]] = {
 STEPS = ((7, 2, 5), (0, 9), (4,))  # the last one brings a single class
 RECIPE = Recipe(epochs=3, lr=0.1, batch=16)
 
+EACH = 56
+"""images of every class to learn from"""
+
 DIGITS = datasets.load("digits")
-TEST = DIGITS.test.x.numpy()
+TEST = DIGITS.test.x[::4].numpy()
 
 
-def images_of(classes: tuple[int, ...], each: int = 80) -> tuple[np.ndarray, list[int]]:
+def images_of(classes: tuple[int, ...], each: int = EACH) -> tuple[np.ndarray, list[int]]:
     """Images and labels, the classes mixed."""
     which = torch.cat([(DIGITS.train.y == c).nonzero()[:each, 0] for c in classes]).sort().values
     return DIGITS.train.x[which].numpy(), DIGITS.train.y[which].tolist()
@@ -170,7 +173,7 @@ def check_predictions(learner: Learner, t: int) -> None:
 def check_memory(learner: Learner, t: int) -> None:
     kept, classes = learner.exemplars_, len(learner.classes_)
     assert kept is not None and kept.x.dtype == torch.uint8 and len(kept.x) == len(kept.y)
-    share = {4: 4, "total:21": 21 // classes, 0: 0, "all": 80}[learner.memory]  # type: ignore[index]
+    share = {4: 4, "total:21": 21 // classes, 0: 0, "all": EACH}[learner.memory]  # type: ignore[index]
     assert kept.y.tolist() == [c for c in range(classes) for _ in range(share)]
     for c, label in enumerate(learner.classes_):
         theirs = {image.tobytes() for image in images_of((label,))[0]}  # type: ignore[arg-type]
