@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from equipoise import train
-from equipoise.bench import Row, Stretch, measure, ours, together
+from equipoise.bench import Row, Stretch, combined, measure, ours
 from equipoise.local import multi_process_service
 
 
@@ -38,7 +38,7 @@ def in_threads(row: Row, images: int, device: torch.device) -> float:
     train.prepared = in_turn
     try:
         with ThreadPoolExecutor(row.packed) as pool:
-            return together(list(pool.map(one, range(row.packed))))
+            return combined(list(pool.map(one, range(row.packed))))
     finally:
         train.prepared = prepared
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.bench import PerImage, Row, Stretch, counted, ours, rows_for, synthetic, together
+from equipoise.bench import PerImage, Row, Stretch, combined, counted, ours, rows_for, synthetic
 from equipoise.cli import command
 
 
@@ -48,7 +48,7 @@ def test_rows_on_a_gpu_have_every_engine_and_packing() -> None:
 
 
 def test_runs_at_once_are_counted_from_the_first_to_the_last() -> None:
-    assert together([Stretch(600, 10.0, 14.0), Stretch(600, 11.0, 16.0)]) == 200.0
+    assert combined([Stretch(600, 10.0, 14.0), Stretch(600, 11.0, 16.0)]) == 200.0
     found = ours(Row("eager", False), 40, 16, torch.device("cpu"), False, None)
     # Batches of 16 from a stream of epochs of 40: two or three in each, five in the last two.
     assert found.images == 80 and found.ended > found.began

@@ -82,7 +82,7 @@ class Stretch(NamedTuple):
     ended: float
 
 
-def together(stretches: Sequence[Stretch]) -> float:
+def combined(stretches: Sequence[Stretch]) -> float:
     """Images a second of all of them, from when the first began to when the last ended."""
     seconds = max(s.ended for s in stretches) - min(s.began for s in stretches)
     return sum(s.images for s in stretches) / seconds
@@ -185,7 +185,7 @@ def measure(row: Row, images: int, batch: int, device: torch.device, bf16: bool)
     if row.engine is None:
         return loader(row, images, batch, device)
     if row.packed == 1:
-        return together([ours(row, images, batch, device, bf16, None)])
+        return combined([ours(row, images, batch, device, bf16, None)])
     context = multiprocessing.get_context("spawn")
     start, out = context.Barrier(row.packed), context.Queue()
     args = (row, images, batch, str(device), bf16, 1, start, out)
@@ -203,7 +203,7 @@ def measure(row: Row, images: int, batch: int, device: torch.device, bf16: bool)
                 raise RunError(f"a process of the row {row} died") from None
     for process in processes:
         process.join()
-    return together(stretches)
+    return combined(stretches)
 
 
 def counted(device: torch.device, bf16: bool) -> tuple[float, float]:
@@ -292,7 +292,8 @@ def bench(
         measured(row for row in rows if row.packed > 1)
     record["hardware"] = hardware(device)
     first: dict[bool, float] = {}
-    for row, speed in ((row, speeds[row]) for row in rows):
+    for row in rows:
+        speed = speeds[row]
         first.setdefault(row.teacher, speed)
         entry = {"row": str(row), "teacher": row.teacher, "packed": row.packed, "images_per_second": speed}
         # A teacher is one more forward pass: a third of the FLOPs and of the bytes of training.
