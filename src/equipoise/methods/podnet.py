@@ -80,7 +80,7 @@ class PODNet(Method):
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
         """The centres of a k-means of each class's normalised embeddings."""
-        from sklearn.cluster import KMeans  # takes two seconds, which every command would take longer to start
+        from sklearn.cluster import KMeans  # slow to import, and only this needs it
 
         assert isinstance(head, ProxyHead)
         h = F.normalize(h.double(), dim=1).cpu()

@@ -48,7 +48,7 @@ class SLDA(Method):
         counts = torch.bincount(y, minlength=s.N - s.n_old)
         means = class_sums(h, y, len(counts)) / counts[:, None]
         if s.t == 0:
-            from sklearn.covariance import OAS  # takes two seconds, which every command would take longer to start
+            from sklearn.covariance import OAS  # slow to import, and only this needs it
 
             found = OAS(assume_centered=True).fit((h - means[y]).cpu().numpy())
             s.state["sigma"] = torch.from_numpy(found.covariance_).to(h)
