@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 equipoise=${EQUIPOISE:-equipoise}
 
 bench() { # images a second, as one table
-  $equipoise bench --out benchmarks/h200.json
+  OMP_NUM_THREADS=8 $equipoise bench --out benchmarks/h200.json
 }
 
 tables() { # all cells of the paper's tables on CIFAR-100; the costs of the losses come last, one run at a time
