@@ -179,6 +179,18 @@ def test_pooled_distance_is_pod_spatial() -> None:
     assert value == 0 and all((g == 0).all() for g in torch.autograd.grad(value, maps)), "no NaN where nets agree"
 
 
+def test_pooled_distance_rounds_nothing_but_the_gradient() -> None:
+    """Maps in bf16, laid out as a GPU likes them: the value as in fp32, and gradients rounded once, laid out alike."""
+    maps, before = ([noise(3, 8, 4, 4, seed=k).bfloat16().to(memory_format=torch.channels_last)] for k in (0, 7))
+    exact = maps[0].double().requires_grad_()
+    truth = pooled_distance([exact], [before[0].double()])
+    value = pooled_distance([maps[0].requires_grad_()], before)
+    assert value.dtype == torch.float32 and value.item() == pytest.approx(truth.item(), rel=1e-6)
+    (d,), (d_exact,) = torch.autograd.grad(value, maps), torch.autograd.grad(truth, exact)
+    assert d.dtype == torch.bfloat16 and d.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(d.double(), d_exact, rtol=2**-8, atol=1e-9)
+
+
 KINDS = [PODNet(margin=5.0), PODNet(nca="paper"), PODNet(loss=Balanced(0.5)), PODNet(loss=Relaxed("0.2%"))]
 
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .errors import UsageError, check
@@ -90,15 +91,46 @@ def nca(z: Tensor, y: Tensor, margin: Tensor | None = None) -> Tensor:
 def pooled_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
     """PODNet's POD-spatial: squared activations, summed over width and over height, both normalised as one vector;
     the distance of the two nets' vectors, mean over images and stages."""
-    far = []
-    for pair in zip(maps, before):
-        a, b = (_pooled(full_precision(x).square()) for x in pair)
-        far.append(torch.linalg.vector_norm(a - b, dim=1).mean())
-    return torch.stack(far).mean()
+    a, b = (F.normalize(Pooled.apply(*of), dim=2) for of in (maps, before))  # type: ignore[no-untyped-call]
+    far: Tensor = torch.linalg.vector_norm(a - b, dim=2).mean()
+    return far
 
 
-def _pooled(x: Tensor) -> Tensor:
-    return F.normalize(torch.cat([x.sum(3).flatten(1), x.sum(2).flatten(1)], 1), dim=1)
+class Pooled(torch.autograd.Function):
+    """Squared activations summed over width and over height, of every stage (stages, images, numbers).
+
+    Stages that give fewer numbers than others are filled up with zeros, which change no length and no distance. Every
+    sum reads a map once, as it is, and the way back writes it once: there are no copies in another precision.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *maps: Tensor) -> Tensor:
+        """From maps (images, channels, height, width)."""
+        ctx.save_for_backward(*maps)
+        numbers = max(x[0, :, :, 0].numel() + x[0, :, 0].numel() for x in maps)
+        kind = torch.promote_types(maps[0].dtype, torch.float32)
+        sums = torch.zeros(len(maps), len(maps[0]), numbers, dtype=kind, device=maps[0].device)
+        for row, x in zip(sums, maps):
+            for part, dim in zip(_parts(row, x), (3, 2)):
+                torch.linalg.vector_norm(x, dim=dim, dtype=kind, out=part)
+        return sums.square_()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, ...]:
+        """2 x (d of its row + d of its column)."""
+        felt = []
+        for row, x in zip(2 * d, ctx.saved_tensors):
+            across, down = _parts(row, x)
+            both = torch.add(across[..., None], down[:, :, None], out=torch.empty_like(x, dtype=d.dtype))
+            felt.append(torch.mul(both, x, out=torch.empty_like(x)))  # laid out in memory as x is
+        return tuple(felt)
+
+
+def _parts(row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of a stage whose output is x: sums over width, then over height."""
+    n, c, h, w = x.shape
+    return row[:, : c * h].view(n, c, h), row[:, c * h : c * (h + w)].view(n, c, w)
 
 
 @dataclass(frozen=True)
