@@ -102,16 +102,19 @@ def images(rows: Tensor, h: int, w: int) -> Tensor:
     return rows.double().view(-1, h, w, rows.shape[1]).permute(0, 3, 1, 2)
 
 
-# images, height, width; channels in and out, side of the window, stride; numbers and columns at a time, pairs
+# images, height, width; channels in and out, side of the window, stride; numbers and columns at a time, and pixels
 CONVOLUTIONS = {
-    "plain": (3, 5, 14, 16, 16, 3, 1, 64, 16, 1),
-    "paired": (3, 5, 18, 16, 16, 3, 1, 64, 32, 2),
-    "paired-in-steps": (1, 5, 6, 32, 32, 3, 1, 32, 64, 2),
-    "paired-in-columns": (1, 5, 6, 32, 32, 3, 1, 64, 32, 2),
-    "wide": (1, 5, 7, 64, 64, 3, 1, 64, 64, 1),
-    "stride": (3, 6, 10, 16, 32, 3, 2, 64, 32, 1),
-    "stride-in-columns": (1, 6, 10, 32, 64, 3, 2, 64, 16, 1),
-    "1x1": (3, 6, 10, 16, 32, 1, 2, 16, 32, 1),
+    "plain": (3, 5, 14, 16, 16, 3, 1, 64, 16, 1, 1),
+    "paired": (3, 5, 18, 16, 16, 3, 1, 64, 32, 1, 2),
+    "paired-in-steps": (1, 5, 6, 32, 32, 3, 1, 32, 64, 1, 2),
+    "paired-in-columns": (1, 5, 6, 32, 32, 3, 1, 64, 32, 1, 2),
+    "square": (3, 6, 18, 16, 16, 3, 1, 64, 64, 2, 2),
+    "square-in-columns": (3, 6, 6, 16, 16, 3, 1, 64, 32, 2, 2),
+    "tall-in-steps": (1, 6, 7, 32, 32, 3, 1, 32, 64, 2, 1),
+    "wide": (1, 5, 7, 64, 64, 3, 1, 64, 64, 1, 1),
+    "stride": (3, 6, 10, 16, 32, 3, 2, 64, 32, 1, 1),
+    "stride-in-columns": (1, 6, 10, 32, 64, 3, 2, 64, 16, 1, 1),
+    "1x1": (3, 6, 10, 16, 32, 1, 2, 16, 32, 1, 1),
 }
 every_convolution = pytest.mark.parametrize("shape", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 
@@ -119,16 +122,17 @@ every_convolution = pytest.mark.parametrize("shape", CONVOLUTIONS.values(), ids=
 @pytest.mark.parametrize("flags", ["sums", "bias", "residual relu"])
 @every_convolution
 def test_conv_is_a_convolution(shape: tuple[int, ...], flags: str) -> None:
-    n, h, w, inside, outside, window, stride, bk, bn, pair = shape
+    n, h, w, inside, outside, window, stride, bk, bn, tall, wide = shape
+    patch = tall * wide
     pixels = n * (h // stride) * (w // stride)
-    assert pixels % (TILE * pair)
+    assert pixels % (TILE * patch)
     x, weight = whole(n * h * w, inside), whole(outside, window, window, inside, most=2)
     bias, residual, sums, y = whole(outside), whole(pixels, outside, most=9), no_sums(), room(pixels, outside)
     launch(
-        kernels.conv, (-(-pixels // (TILE * pair)), outside * pair // bn),
+        kernels.conv, (-(-pixels // (TILE * patch)), outside * patch // bn),
         x, weight, y, sums, bias, residual, pixels, h, w, inside, outside, window, stride,
         SUMS="sums" in flags, BIAS="bias" in flags, RESIDUAL="residual" in flags, RELU="relu" in flags,
-        BM=TILE, BN=bn, BK=bk, AHEAD=1, PAIR=pair,
+        BM=TILE, BN=bn, BK=bk, AHEAD=1, TALL=tall, WIDE=wide,
     )  # fmt: skip
     exact = F.conv2d(images(x, h, w), weight.double().permute(0, 3, 1, 2), None, stride, window // 2)
     exact = exact.permute(0, 2, 3, 1).flatten(0, 2)
@@ -142,19 +146,20 @@ def test_conv_is_a_convolution(shape: tuple[int, ...], flags: str) -> None:
 @pytest.mark.parametrize("name", [name for name, shape in CONVOLUTIONS.items() if shape[5] == 3])
 def test_input_gradient_is_what_autograd_finds(name: str, flags: str) -> None:
     """Of a 3×3 convolution, a 1×1 one beside it, the way around it, and what somebody else wants, by what they read."""
-    n, h, w, inside, outside, _, stride, bk, bn, pair = CONVOLUTIONS[name]
-    flags = flags if pair == 1 else flags.replace("short ", "")  # no net has pairs beside a shortcut
-    pixels, out, bn = n * h * w, (h // stride, w // stride), min(bn, inside * pair)
-    assert pixels % (TILE * pair)
+    n, h, w, inside, outside, _, stride, bk, bn, tall, wide = CONVOLUTIONS[name]
+    patch = tall * wide
+    flags = flags if patch == 1 else flags.replace("short ", "")  # no net has patches beside a shortcut
+    pixels, out, bn = n * h * w, (h // stride, w // stride), min(bn, inside * patch)
+    assert pixels % (TILE * patch)
     dy, dys = (whole(n * out[0] * out[1], outside, most=2, seed=seed) for seed in range(2))
     weight, weight_s = whole(outside, 3, 3, inside, most=2), whole(outside, inside, most=2)
     same, extra, x, y, ys = (whole(pixels, inside, most=2, seed=seed) for seed in range(5))
     g, sums, sums_s = room(pixels, inside), no_sums(), no_sums()
     launch(
-        kernels.input_gradient, (-(-pixels // (TILE * pair)), inside * pair // bn),
+        kernels.input_gradient, (-(-pixels // (TILE * patch)), inside * patch // bn),
         dy, weight, dys, weight_s, same, extra, x, y, ys, g, sums, sums_s, pixels, h, w, inside, outside, stride,
         SHORT="short" in flags, SAME="same" in flags, EXTRA="extra" in flags, RELU="relu" in flags,
-        BELOW="below" in flags, BM=TILE, BN=bn, BK=bk, AHEAD=1, PAIR=pair,
+        BELOW="below" in flags, BM=TILE, BN=bn, BK=bk, AHEAD=1, TALL=tall, WIDE=wide,
     )  # fmt: skip
     leaf = x.clone().requires_grad_()
     z = leaf.relu() if "relu" in flags else leaf
@@ -170,7 +175,7 @@ def test_input_gradient_is_what_autograd_finds(name: str, flags: str) -> None:
 
 @every_convolution
 def test_weight_gradient_is_torchs(shape: tuple[int, ...]) -> None:
-    n, h, w, inside, outside, window, stride, bk, _, pair = shape
+    n, h, w, inside, outside, window, stride, bk, _, _, pair = shape
     out, share = (h // stride, w // stride), 2 * TILE
     pixels = n * out[0] * out[1]
     shares = -(-pixels // (share * pair))

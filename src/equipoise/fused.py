@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from . import kernels as K
 from .capture import Aside
 from .launch import launch
-from .layers import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, at_a_time, cdiv, paired
+from .layers import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, at_a_time, cdiv, fitting
 from .nets import Net
 
 MOMENTUM = 0.1
@@ -144,7 +144,7 @@ class Function(torch.autograd.Function):
         def weight_gradient(layer: Layer, x: Tensor, dy: Tensor) -> None:
             inside, outside, window, stride = layer.shape
             tile, _, warps, pair = WEIGHT[inside]
-            pair = paired(pair, layer, way.sides(layer)[1])
+            _, pair = fitting((1, pair), layer, way.sides(layer))
             wide = 4 * inside if window == 3 and inside < 64 else inside
             room = parts.of(layer)
             shares = len(room) // pair
@@ -165,15 +165,16 @@ class Function(torch.autograd.Function):
             k, b = layer.index, below.index
             s, bs = k if short is None else short.index, b if below_short is None else below_short.index
             g = torch.empty_like(x)
-            tile, warps, ahead, pair = INPUT[inside]
-            pair = paired(pair, layer, way.sides(layer)[1])
+            tile, warps, ahead, asked = INPUT[inside]
+            tall, wide = fitting(asked, layer, way.sides(layer))
             launch(
-                K.input_gradient, (cdiv(len(g), tile * pair), 1),
+                K.input_gradient, (cdiv(len(g), tile * tall * wide), 1),
                 dy, weights[k], dy if dys is None else dys, weights[s], dy if same is None else same,
                 dy if extra is None else extra, x, ys[b], ys[bs], g, sums_g[b], sums_g[bs], len(g),
                 *way.sides(layer), inside, outside, stride, SHORT=dys is not None, SAME=same is not None,
                 EXTRA=extra is not None, RELU=relu, BELOW=below_short is not None,
-                BM=tile, BN=inside * pair, BK=at_a_time(outside, 3), AHEAD=ahead, PAIR=pair, num_warps=warps,
+                BM=tile, BN=inside * tall * wide, BK=at_a_time(outside, 3), AHEAD=ahead, TALL=tall, WIDE=wide,
+                num_warps=warps,
             )  # fmt: skip
             return g
 
@@ -242,7 +243,7 @@ class Parts:
         for layer in way.plan.layers:
             inside, outside, window, _ = layer.shape
             tile, most, _, pair = WEIGHT[inside]
-            pair = paired(pair, layer, way.sides(layer)[1])
+            _, pair = fitting((1, pair), layer, way.sides(layer))
             key = (pair * min(most, cdiv(way.pixels(layer), tile * pair)), outside, window, window, inside)
             self.members.setdefault(key, []).append(layer.index)
         self.room = {key: torch.empty(len(who), *key, device=device) for key, who in self.members.items()}

@@ -64,11 +64,24 @@ def backward_affine(sums, sums_g, gamma, c, count):
 
 
 @triton.jit
-def add_sums(sums, acc, other, c, unit: tl.constexpr):
-    """Add Σ acc and Σ acc·other over the rows of a tile to a replica of the sums."""
+def add_sums(sums, acc, other, c, C: tl.constexpr, unit: tl.constexpr):
+    """Add Σ acc and Σ acc·other over the rows of a tile to a replica of the sums; column k is of channel c[k], of C."""
+    first, second = tl.sum(acc, 0), tl.sum(acc * other, 0)
+    COLUMNS: tl.constexpr = acc.shape[1]
+    if COLUMNS > C:  # several pixels, side by side
+        first = tl.sum(tl.reshape(first, (COLUMNS // C, C)), 0)
+        second = tl.sum(tl.reshape(second, (COLUMNS // C, C)), 0)
+        c = tl.arange(0, C)
     mine = sums + tl.program_id(0) % REPLICAS * 2 * WIDEST + c
-    tl.atomic_add(mine, (tl.sum(acc, 0) * unit).to(tl.int64), sem="relaxed")
-    tl.atomic_add(mine + WIDEST, (tl.sum(acc * other, 0) * unit).to(tl.int64), sem="relaxed")
+    tl.atomic_add(mine, (first * unit).to(tl.int64), sem="relaxed")
+    tl.atomic_add(mine + WIDEST, (second * unit).to(tl.int64), sem="relaxed")
+
+
+@triton.jit
+def patch_of(p, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """Of the p-th patch of TALL × WIDE pixels: how far right and down it begins, and in which image of H × W."""
+    across: tl.constexpr = W // WIDE
+    return p % across * WIDE, p // across % (H // TALL) * TALL, p // (across * (H // TALL))
 
 
 @triton.jit
@@ -87,39 +100,42 @@ def conv(
     x, w, y, sums, bias, residual, pixels,
     H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr,
     SUMS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, PAIR: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """y = x ∗ w for images of H × W pixels; with SUMS noting Σy and Σy².
 
-    BIAS, RESIDUAL and RELU are for frozen nets, whose batch norms are folded into weights and biases. PAIR 2 computes
-    two neighbours at a time from the row of numbers that they share: fewer loads, and zeros among the weights.
+    BIAS, RESIDUAL and RELU are for frozen nets, whose batch norms are folded into weights and biases. Where the STRIDE
+    is 1, TALL × WIDE neighbours are computed at a time from the numbers that they share: fewer loads, and zeros among
+    the weights. A row of a tile is such a patch, and o counts its outputs.
     """
     p = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(1) * BN + tl.arange(0, BN)
-    across = (p % (W // STRIDE // PAIR)) * (STRIDE * PAIR)
-    down = (p // (W // STRIDE // PAIR)) % (H // STRIDE) * STRIDE
-    centre = (p // (W // STRIDE // PAIR * (H // STRIDE)) * H + down) * W + across
-    live = p * PAIR < pixels
+    HO: tl.constexpr = H // STRIDE
+    WO: tl.constexpr = W // STRIDE
+    right, low, image = patch_of(p, HO, WO, TALL, WIDE)
+    live = p * (TALL * WIDE) < pixels
+    lower, inner = o // (O * WIDE), o // O % WIDE  # which of the patch
     k = tl.arange(0, BK)
     acc = tl.zeros([BM, BN], tl.float32)
-    ROW: tl.constexpr = (K + PAIR - 1) * I
+    ROW: tl.constexpr = (K + WIDE - 1) * I
     STEPS: tl.constexpr = (ROW + BK - 1) // BK
-    for step in tl.range(0, K * STEPS, num_stages=AHEAD):
-        # A row of neighbours is one stretch of memory: ROW numbers around the centre.
+    for step in tl.range(0, (K + TALL - 1) * STEPS, num_stages=AHEAD):
+        # A row of neighbours is one stretch of memory: ROW numbers around the patch.
         r, j = step // STEPS, step % STEPS * BK + k
-        high = down + (r - K // 2)
-        column = across[:, None] + (j // I - K // 2)[None, :]
+        high = low * STRIDE + (r - K // 2)
+        column = (right * STRIDE)[:, None] + (j // I - K // 2)[None, :]
         ok = ((high >= 0) & (high < H) & live)[:, None] & (column >= 0) & (column < W) & (j < ROW)[None, :]
-        at = (centre + (r - K // 2) * W) * I
+        at = ((image * H + high) * W + right * STRIDE) * I
         tile = tl.load(x + at[:, None] + (j - K // 2 * I)[None, :], ok, 0.0)
-        tap = j[:, None] - (o // O * I)[None, :]  # of the first of a pair, or of the second
-        at_w = (o % O)[None, :] * (K * K * I) + r * (K * I) + tap
-        acc = tl.dot(tile, tl.load(w + at_w, (tap >= 0) & (tap < K * I), 0.0), acc, input_precision="ieee")
+        row, tap = (r - lower)[None, :], j[:, None] - (inner * I)[None, :]
+        at_w = (o % O)[None, :] * (K * K * I) + row * (K * I) + tap
+        ok_w = (row >= 0) & (row < K) & (tap >= 0) & (tap < K * I)
+        acc = tl.dot(tile, tl.load(w + at_w, ok_w, 0.0), acc, input_precision="ieee")
     if SUMS:
-        add_sums(sums, acc, acc, o % O, FORWARD)
+        add_sums(sums, acc, acc, o % O, O, FORWARD)
     if BIAS:
         acc += tl.load(bias + o % O)[None, :]
-    to = p[:, None] * (PAIR * O) + o[None, :]
+    to = (((image * HO + low) * WO + right) * O)[:, None] + (lower * (WO * O) + o % (WIDE * O))[None, :]
     if RESIDUAL:
         acc += tl.load(residual + to, live[:, None], 0.0).to(tl.float32)
     if RELU:
@@ -186,7 +202,7 @@ def top(
     if RELU:
         d = tl.where(tl.load(x + at, ok, 0.0) > 0, d, 0.0)
     tl.store(g + at, d.to(g.dtype.element_ty), ok)
-    add_sums(sums, d, tl.load(y + at, ok, 0.0).to(tl.float32), c, BACKWARD)
+    add_sums(sums, d, tl.load(y + at, ok, 0.0).to(tl.float32), c, C, BACKWARD)
 
 
 @triton.jit
@@ -194,25 +210,26 @@ def input_gradient(
     dy, w, dys, ws, same, extra, x, y, ys, g, sums, sums_s, pixels,
     H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, O: tl.constexpr, STRIDE: tl.constexpr,
     SHORT: tl.constexpr, SAME: tl.constexpr, EXTRA: tl.constexpr, RELU: tl.constexpr, BELOW: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, PAIR: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """g: from dy, the gradient at what a 3×3 convolution gives, to the one before the ReLU whose output x it read.
 
     x has H × W pixels and I channels. SHORT adds what comes from dys through a 1×1 convolution beside this one; SAME
     what comes around it, and EXTRA what somebody else wants of that place. y, with BELOW also ys, are the inputs of
-    the batch norms that g meets next: its sums are noted. PAIR is as in `conv`, for STRIDE 1.
+    the batch norms that g meets next: its sums are noted. TALL and WIDE are as in `conv`, for STRIDE 1.
     """
     p = tl.program_id(0) * BM + tl.arange(0, BM)
     i = tl.program_id(1) * BN + tl.arange(0, BN)
-    across, down, image = p % (W // PAIR) * PAIR, p // (W // PAIR) % H, p // (W // PAIR * H)
-    live = p * PAIR < pixels
+    across, down, image = patch_of(p, H, W, TALL, WIDE)
+    live = p * (TALL * WIDE) < pixels
+    lower, inner = i // (I * WIDE), i // I % WIDE  # which of the patch
     HO: tl.constexpr = H // STRIDE
     WO: tl.constexpr = W // STRIDE
     k = tl.arange(0, BK)
     acc = tl.zeros([BM, BN], tl.float32)
-    ROW: tl.constexpr = (2 + PAIR) * O
+    ROW: tl.constexpr = (2 + WIDE) * O
     STEPS: tl.constexpr = (ROW + BK - 1) // BK
-    for step in tl.range(0, 3 * STEPS, num_stages=AHEAD):
+    for step in tl.range(0, (2 + TALL) * STEPS, num_stages=AHEAD):
         # Row r of the neighbours is where weight row 2 − r led to; with a stride, it led to every other one only.
         r, j = step // STEPS, step % STEPS * BK + k
         high = down + (r - 1)
@@ -224,9 +241,9 @@ def input_gradient(
         else:
             ok = ok & (wide % STRIDE == 0)
             at = (((image * HO + high // STRIDE) * WO)[:, None] + wide // STRIDE) * O + (j % O)[None, :]
-        s = (j // O)[:, None] - (i // I)[None, :]
-        at_w = ((j % O * 9 + (2 - r) * 3 + 2)[:, None] - s) * I + (i % I)[None, :]
-        weights = tl.load(w + at_w, (s >= 0) & (s < 3), 0.0)
+        row, s = (r - lower)[None, :], (j // O)[:, None] - inner[None, :]
+        at_w = ((j % O * 9 + 8)[:, None] - row * 3 - s) * I + (i % I)[None, :]
+        weights = tl.load(w + at_w, (row >= 0) & (row < 3) & (s >= 0) & (s < 3), 0.0)
         acc = tl.dot(tl.load(dy + at, ok, 0.0), weights, acc, input_precision="ieee")
     if SHORT:
         o = tl.arange(0, O)
@@ -234,7 +251,8 @@ def input_gradient(
         at = ((image * HO + down // STRIDE) * WO + across // STRIDE)[:, None] * O + o[None, :]
         weights = tl.load(ws + o[:, None] * I + i[None, :])
         acc = tl.dot(tl.load(dys + at, ok, 0.0), weights, acc, input_precision="ieee")
-    at, ok = p[:, None] * (PAIR * I) + i[None, :], live[:, None]
+    at = (((image * H + down) * W + across) * I)[:, None] + (lower * (W * I) + i % (WIDE * I))[None, :]
+    ok = live[:, None]
     if SAME:
         acc += tl.load(same + at, ok, 0.0).to(tl.float32)
     if EXTRA:
@@ -242,9 +260,9 @@ def input_gradient(
     if RELU:
         acc = tl.where(tl.load(x + at, ok, 0.0) > 0, acc, 0.0)
     tl.store(g + at, acc.to(g.dtype.element_ty), ok)
-    add_sums(sums, acc, tl.load(y + at, ok, 0.0).to(tl.float32), i % I, BACKWARD)
+    add_sums(sums, acc, tl.load(y + at, ok, 0.0).to(tl.float32), i % I, I, BACKWARD)
     if BELOW:
-        add_sums(sums_s, acc, tl.load(ys + at, ok, 0.0).to(tl.float32), i % I, BACKWARD)
+        add_sums(sums_s, acc, tl.load(ys + at, ok, 0.0).to(tl.float32), i % I, I, BACKWARD)
 
 
 @triton.jit
@@ -256,7 +274,8 @@ def weight_gradient(
     """Parts of the gradient of a convolution's weights, from what it read and the gradient at what it gave.
 
     Program (q, r, j) sums over the q-th SHARE of the pixels, for row r of the window and the j-th BK of its numbers.
-    PAIR is as in `conv`: the first pixels of all pairs give one part, and the second ones another.
+    PAIR takes two neighbours at a time, as WIDE in `conv`: the first pixels of all pairs give one part, and the second
+    ones another.
     """
     part, r = tl.program_id(0), tl.program_id(1)
     o = tl.arange(0, PAIR * O)

@@ -104,13 +104,24 @@ class Plan:
         return [first, *cast]
 
 
-CONV = {16: (256, 4, 1, 2), 32: (256, 8, 3, 1), 64: (64, 8, 3, 1)}
-"""rows of a tile, warps, loads ahead, and pixels at a time where the stride is 1; by channels out"""
-INPUT = {16: (256, 4, 1, 2), 32: (256, 4, 3, 1), 64: (64, 4, 3, 1)}
+Patch = tuple[int, int]
+"""rows and columns of pixels that are computed at a time"""
+
+CONV: dict[int, tuple[int, int, int, Patch]] = {
+    16: (128, 4, 1, (2, 2)),
+    32: (256, 4, 3, (1, 1)),
+    64: (64, 8, 3, (1, 1)),
+}
+"""patches of a tile, warps, loads ahead, and pixels of a patch where the stride is 1; by channels out"""
+INPUT: dict[int, tuple[int, int, int, Patch]] = {
+    16: (128, 4, 1, (2, 2)),
+    32: (256, 4, 3, (1, 1)),
+    64: (64, 4, 3, (1, 1)),
+}
 """the same for gradients of inputs, by channels in"""
-WEIGHT = {16: (64, 128, 4, 2), 32: (64, 32, 4, 2), 64: (64, 32, 4, 1)}
+WEIGHT = {16: (128, 64, 4, 2), 32: (64, 32, 4, 2), 64: (64, 16, 4, 1)}
 """rows of a tile, most shares of the pixels, warps, and pixels at a time, for gradients of weights; by channels in"""
-LIGHT = {16: (128, 4), 32: (64, 4), 64: (64, 4)}
+LIGHT = {16: (256, 4), 32: (64, 2), 64: (64, 4)}
 """rows of a tile and warps for passes without a convolution, by channels"""
 
 
@@ -124,10 +135,11 @@ def at_a_time(channels: int, window: int) -> int:
     return channels if window == 1 or channels > 16 else 4 * channels
 
 
-def paired(pixels: int, layer: Layer, width: int) -> int:
-    """How many pixels are computed at a time, of those that are asked for: one where two do not share their rows."""
+def fitting(asked: Patch, layer: Layer, sides: tuple[int, int]) -> Patch:
+    """The patch that is computed at a time: what is asked for, or one pixel where neighbours share nothing."""
     inside, outside, window, stride = layer.shape
-    return pixels if inside == outside and window == 3 and stride == 1 and width % pixels == 0 else 1
+    shared = inside == outside and window == 3 and stride == 1
+    return asked if shared and not any(side % pixels for side, pixels in zip(sides, asked)) else (1, 1)
 
 
 class Pass:
@@ -184,13 +196,14 @@ class Pass:
         inside, outside, window, stride = layer.shape
         pixels = self.pixels(layer)
         y = torch.empty(pixels, outside, dtype=x.dtype, device=x.device)
-        tile, warps, ahead, pair = CONV[outside]
-        pair = paired(pair, layer, self.sides(layer)[1])
+        tile, warps, ahead, asked = CONV[outside]
+        tall, wide = fitting(asked, layer, self.sides(layer))
         launch(
-            K.conv, (cdiv(pixels, tile * pair), 1),
+            K.conv, (cdiv(pixels, tile * tall * wide), 1),
             x, w, y, y if sums is None else sums, y if bias is None else bias, y if residual is None else residual,
             pixels, *self.sides(layer), inside, outside, window, stride,
             SUMS=sums is not None, BIAS=bias is not None, RESIDUAL=residual is not None, RELU=relu,
-            BM=tile, BN=outside * pair, BK=at_a_time(inside, window), AHEAD=ahead, PAIR=pair, num_warps=warps,
+            BM=tile, BN=outside * tall * wide, BK=at_a_time(inside, window), AHEAD=ahead, TALL=tall, WIDE=wide,
+            num_warps=warps,
         )  # fmt: skip
         return y
