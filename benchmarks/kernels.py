@@ -1,9 +1,10 @@
 """Microseconds of each kernel of `equipoise.kernels` at the shapes of ResNet-32, for several tile sizes.
 
-    python benchmarks/kernels.py [--batch 128] > kernels.txt
+    python benchmarks/kernels.py [--batch 128] [--at-once 4] > kernels.txt
 
-The fastest tiles are what `equipoise.fused` has in its tables. Each line is one kernel at one shape; times are medians
-over replays of a CUDA graph, with what it reads and writes in the L2 cache, as it is in training.
+Tiles that are fast both ways are what `equipoise.layers` has in its tables. Each line is one kernel at one shape, alone
+and several at once: in as many streams, each on data of its own, the time divided by their number, as where runs share
+a GPU. Times are medians over replays of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import argparse
 import fcntl
 import itertools
 import multiprocessing
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ import torch
 import triton.testing
 
 from equipoise import kernels as K
-from equipoise.fused import cdiv
+from equipoise.layers import at_a_time, cdiv
 
 SIDES = {16: 32, 32: 16, 64: 8}
+REPEATED = 20
+"""launches in a row, in each stream"""
 
 
 def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], Any]]]:
@@ -44,13 +48,15 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
         found.append((name, lambda: kernel[grid](*args, **more)))
 
     if kind in ("conv", "input"):
-        step = 64 if c == 16 else c
-        for tile, pair, warps, ahead in itertools.product((64, 128, 256), (1, 2), (2, 4, 8), (1, 2, 3)):
-            if not 8 <= tile * pair * c // (32 * warps) <= 64:
+        step = at_a_time(c, 3)
+        for tile, tall, wide, warps, ahead in itertools.product((64, 128, 256), (1, 2), (1, 2), (4, 8), (1, 3)):
+            patch = tall * wide
+            if not 16 <= tile * patch * c // (32 * warps) <= 64:
                 continue
-            name = f"tile {tile}, warps {warps}, ahead {ahead}, pair {pair}"
-            grid = (cdiv(pixels, tile * pair), 1)
-            tiles = {"BM": tile, "BN": pair * c, "BK": step, "AHEAD": ahead, "PAIR": pair, "num_warps": warps}
+            name = f"tile {tile}, warps {warps}, ahead {ahead}, {tall} x {wide} pixels"
+            grid = (cdiv(pixels, tile * patch), 1)
+            tiles = {"BM": tile, "BN": patch * c, "BK": step, "AHEAD": ahead, "TALL": tall, "WIDE": wide}
+            tiles["num_warps"] = warps
             if kind == "conv":
                 flags = {"SUMS": True, "BIAS": False, "RESIDUAL": False, "RELU": False}
                 add(name, K.conv, grid, (x, w, y, sums, y, y, pixels, side, side, c, c, 3, 1), **flags, **tiles)
@@ -60,14 +66,14 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
                 add(name, K.input_gradient, grid, args, **flags, **tiles)
     elif kind == "weight":
         wide = {16: 64, 32: 128, 64: 64}[c]
-        shares = {16: (64, 128, 256), 32: (32, 64, 128), 64: (16, 32, 64)}[c]
-        for tile, pair, many, warps in itertools.product((32, 64, 128), (1, 2), shares, (4, 8)):
+        shares = {16: (32, 64, 128), 32: (16, 32, 64), 64: (8, 16, 32)}[c]
+        for tile, pair, many in itertools.product((32, 64, 128), (1, 2), shares):
             share = cdiv(cdiv(pixels, many * pair), tile) * tile
             parts = torch.empty(many * pair, c, 3, 3, c, device="cuda")
-            name = f"tile {tile}, shares {many}, warps {warps}, pair {pair}"
+            name = f"tile {tile}, shares {many}, pair {pair}"
             args = (x, g, parts, pixels, share, side, side, c, c, 3, 1)
             grid = (many, 3, cdiv((2 + pair) * c, wide))
-            add(name, K.weight_gradient, grid, args, BP=tile, BK=wide, PAIR=pair, num_warps=warps)
+            add(name, K.weight_gradient, grid, args, BP=tile, BK=wide, PAIR=pair, num_warps=4)
     else:
         for tile, warps in itertools.product((64, 128, 256, 512, 1024), (2, 4, 8)):
             name, grid = f"tile {tile}, warps {warps}", (cdiv(pixels, tile),)
@@ -80,42 +86,72 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
     return found
 
 
-def measure(kind: str, c: int, batch: int, lock: str, out: Any) -> None:
+def at_once(launches: Sequence[Callable[[], Any]]) -> float:
+    """Microseconds of each of several launches, side by side, in a stream each."""
+    streams = [torch.cuda.Stream() for _ in launches]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for stream, launch in zip(streams, launches):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(REPEATED):
+                    launch()
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+    times = []
+    for _ in range(8):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * began.elapsed_time(ended) / (REPEATED * len(launches)))
+    return statistics.median(times)
+
+
+def measure(kind: str, c: int, batch: int, many: int, lock: str, out: Any) -> None:
     """Compile all candidates, and time them one at a time."""
     times = []
-    for name, launch in candidates(kind, c, batch):
+    for same in zip(*(candidates(kind, c, batch) for _ in range(many))):
+        name, launches = same[0][0], [launch for _, launch in same]
         try:
-            launch()
+            for launch in launches:
+                launch()
             torch.cuda.synchronize()
             with Path(lock).open("w") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                times.append((1e3 * triton.testing.do_bench_cudagraph(launch, rep=4, return_mode="median"), name))
+                alone = 1e3 * triton.testing.do_bench_cudagraph(launches[0], rep=4, return_mode="median")
+                times.append((at_once(launches), alone, name))
         except Exception as error:
-            times.append((float("inf"), f"{name}: {str(error).splitlines()[0][:60]}"))
-    out.put((kind, c, sorted(times)))
+            times.append((float("inf"), float("inf"), f"{name}: {str(error).splitlines()[0][:60]}"))
+    out.put((kind, c, times))
 
 
 def main() -> None:
-    """Print the fastest five of every kernel and shape."""
+    """Print the fastest of every kernel and shape, alone and at once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--kernels", nargs="*", default=["conv", "input", "weight", "normalise", "backward"])
     asked = parser.parse_args()
-    batch = asked.batch
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
     jobs = list(itertools.product(asked.kernels, SIDES))
     with tempfile.NamedTemporaryFile() as lock:
-        processes = [context.Process(target=measure, args=(*job, batch, lock.name, out)) for job in jobs]
+        processes = [
+            context.Process(target=measure, args=(*job, asked.batch, asked.at_once, lock.name, out)) for job in jobs
+        ]
         for process in processes:
             process.start()
         found = {(kind, c): times for kind, c, times in (out.get() for _ in jobs)}
         for process in processes:
             process.join()
     for kind, c in jobs:
-        print(f"{kind} {c}:")
-        for time, name in [*found[kind, c][:5], found[kind, c][-1]]:
-            print(f"  {time:7.2f} µs  {name}")
+        print(f"{kind} {c}: µs at once, alone")
+        times = found[kind, c]
+        shown = sorted(times)[:4] + sorted(times, key=lambda row: row[1])[:4]
+        for together, alone, name in dict.fromkeys(shown):
+            print(f"  {together:7.2f} {alone:7.2f}  {name}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Several runs on one GPU: as threads of one process, each with a stream of its own, against processes under MPS.
 
-`python benchmarks/streams.py` prints images a second of 2, 4 and 8 at once, with and without a teacher; on a CPU, of
-few images, to show that it works.
+`python benchmarks/streams.py` prints images a second of 2, 4 and 8 at once, or of as many as `--packed` names, with and
+without a teacher; on a CPU, of few images, to show that it works.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -45,9 +46,12 @@ def in_threads(row: Row, images: int, device: torch.device) -> float:
 
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--packed", type=int, nargs="*")
+    asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     engine, images, packed = ("fused", 25_600, (2, 4, 8)) if device.type == "cuda" else ("eager", 256, (2,))
-    rows = [Row(engine, teacher, k) for teacher in (False, True) for k in packed]
+    rows = [Row(engine, teacher, k) for teacher in (False, True) for k in asked.packed or packed]
     threads = {row: in_threads(row, images, device) for row in rows}
     with multi_process_service():
         for row in rows:
