@@ -100,19 +100,20 @@ class Pooled(torch.autograd.Function):
     """Squared activations summed over width and over height, of every stage (stages, images, numbers).
 
     Stages that give fewer numbers than others are filled up with zeros, which change no length and no distance. Every
-    sum reads a map once, as it is, and the way back writes it once: there are no copies in another precision.
+    sum reads a map once, as it is, and the way back writes it once: there are no copies in another precision. Channels
+    come last, as they lie in the memory of a GPU, where sums across that order took three times as long.
     """
 
     @staticmethod
     def forward(ctx: Any, *maps: Tensor) -> Tensor:
         """From maps (images, channels, height, width)."""
         ctx.save_for_backward(*maps)
-        numbers = max(x[0, :, :, 0].numel() + x[0, :, 0].numel() for x in maps)
+        numbers = max(x.shape[1] * (x.shape[2] + x.shape[3]) for x in maps)
         kind = torch.promote_types(maps[0].dtype, torch.float32)
         sums = torch.zeros(len(maps), len(maps[0]), numbers, dtype=kind, device=maps[0].device)
         for row, x in zip(sums, maps):
-            for part, dim in zip(_parts(row, x), (3, 2)):
-                torch.linalg.vector_norm(x, dim=dim, dtype=kind, out=part)
+            for part, dim in zip(_parts(row, x), (2, 1)):
+                torch.linalg.vector_norm(x.permute(0, 2, 3, 1), dim=dim, dtype=kind, out=part)
         return sums.square_()
 
     @staticmethod
@@ -121,16 +122,16 @@ class Pooled(torch.autograd.Function):
         """2 x (d of its row + d of its column)."""
         felt = []
         for row, x in zip(2 * d, ctx.saved_tensors):
-            across, down = _parts(row, x)
+            across, down = (part.movedim(2, 1) for part in _parts(row, x))
             both = torch.add(across[..., None], down[:, :, None], out=torch.empty_like(x, dtype=d.dtype))
             felt.append(torch.mul(both, x, out=torch.empty_like(x)))  # laid out in memory as x is
         return tuple(felt)
 
 
 def _parts(row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of a stage whose output is x: sums over width, then over height."""
+    """The numbers of a stage whose output is x: sums over width (images, height, channels), then over height."""
     n, c, h, w = x.shape
-    return row[:, : c * h].view(n, c, h), row[:, c * h : c * (h + w)].view(n, c, w)
+    return row[:, : h * c].view(n, h, c), row[:, h * c : (h + w) * c].view(n, w, c)
 
 
 @dataclass(frozen=True)
