@@ -274,6 +274,8 @@ def test_several_tables_have_one_head_in_csv(here: Path, capfd: pytest.CaptureFi
         ("lucir, balanced", {"LUCIR, Balanced"}),
         ("podnet,LUCIR", {"PODNet", "LUCIR"}),
         ("balanc", {"LUCIR, Balanced", "PODNet, Balanced"}),
+        ("podnet*", {"PODNet", "PODNet, Balanced"}),
+        ("LUCIR,*net", {"LUCIR", "PODNet"}),
         ("PODNet , balanc", {"PODNet", "LUCIR, Balanced", "PODNet, Balanced"}),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich import box
@@ -52,14 +53,15 @@ def chosen(names: Sequence[str], dataset: str | None, rows: str | None) -> list[
 def rows_meant(said: str, known: Sequence[str]) -> set[str]:
     """The rows that are meant: one by its whole name, which may hold a comma, or by words, separated by commas.
 
-    A word is a whole name, or else a part of names.
+    A word is a whole name, or else a part of names, or a pattern such as podnet*.
     """
     names = {name.lower(): name for name in known}
     if said.strip().lower() in names:
         return {names[said.strip().lower()]}
     meant: set[str] = set()
     for word in filter(None, (part.strip().lower() for part in said.split(","))):
-        found = {names[word]} if word in names else {name for name in known if word in name.lower()}
+        alike = (name for low, name in names.items() if word in low or fnmatchcase(low, word))
+        found = {names[word]} if word in names else set(alike)
         if not found:
             raise unknown("row", word, known)
         meant |= found

@@ -113,7 +113,7 @@ class Paper:
     dataset: Annotated[str | None, hint("all")] = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes"""
     rows: Annotated[str | None, hint("all")] = None
-    """only rows whose names hold one of these words, separated by commas: balanced,podnet"""
+    """only some rows: names (podnet), patterns (podnet*) or parts of names (balanced), separated by commas"""
     seeds: int = 1
     """seeds of each run, from 0"""
     dry_run: bool = False
