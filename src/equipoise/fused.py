@@ -166,15 +166,15 @@ class Function(torch.autograd.Function):
             s, bs = k if short is None else short.index, b if below_short is None else below_short.index
             g = torch.empty_like(x)
             tile, warps, ahead, asked = INPUT[inside]
-            tall, wide = fitting(asked, layer, way.sides(layer))
+            tall, wide = fitting(asked, layer, way.sides(layer)) if stride == 1 else (stride, stride)
             launch(
-                K.input_gradient, (cdiv(len(g), tile * tall * wide), 1),
+                K.input_gradient, (cdiv(len(g), tile), 1),
                 dy, weights[k], dy if dys is None else dys, weights[s], dy if same is None else same,
                 dy if extra is None else extra, x, ys[b], ys[bs], g, sums_g[b], sums_g[bs], len(g),
                 *way.sides(layer), inside, outside, stride, SHORT=dys is not None, SAME=same is not None,
                 EXTRA=extra is not None, RELU=relu, BELOW=below_short is not None,
-                BM=tile, BN=inside * tall * wide, BK=at_a_time(outside, 3), AHEAD=ahead, TALL=tall, WIDE=wide,
-                num_warps=warps,
+                BM=tile // (tall * wide), BN=inside * tall * wide, BK=at_a_time(outside, 3), AHEAD=ahead,
+                TALL=tall, WIDE=wide, num_warps=warps,
             )  # fmt: skip
             return g
 

@@ -216,7 +216,8 @@ def input_gradient(
 
     x has H × W pixels and I channels. SHORT adds what comes from dys through a 1×1 convolution beside this one; SAME
     what comes around it, and EXTRA what somebody else wants of that place. y, with BELOW also ys, are the inputs of
-    the batch norms that g meets next: its sums are noted. TALL and WIDE are as in `conv`, for STRIDE 1.
+    the batch norms that g meets next: its sums are noted. TALL × WIDE pixels of x are computed at a time, as in `conv`;
+    with a STRIDE of 2 they are 2 × 2.
     """
     p = tl.program_id(0) * BM + tl.arange(0, BM)
     i = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -225,32 +226,29 @@ def input_gradient(
     lower, inner = i // (I * WIDE), i // I % WIDE  # which of the patch
     HO: tl.constexpr = H // STRIDE
     WO: tl.constexpr = W // STRIDE
+    right, low = across // STRIDE, down // STRIDE
     k = tl.arange(0, BK)
     acc = tl.zeros([BM, BN], tl.float32)
-    ROW: tl.constexpr = (2 + WIDE) * O
+    # A patch went into ROWS rows of ROW numbers, from FIRST before the place that it begins at, or just there.
+    FIRST: tl.constexpr = 1 if STRIDE == 1 else 0
+    ROWS: tl.constexpr = (TALL + 1) // STRIDE + 1
+    ROW: tl.constexpr = ((WIDE + 1) // STRIDE + 1) * O
     STEPS: tl.constexpr = (ROW + BK - 1) // BK
-    for step in tl.range(0, (2 + TALL) * STEPS, num_stages=AHEAD):
-        # Row r of the neighbours is where weight row 2 − r led to; with a stride, it led to every other one only.
-        r, j = step // STEPS, step % STEPS * BK + k
-        high = down + (r - 1)
-        wide = across[:, None] + (j // O - 1)[None, :]
-        inside = (high >= 0) & (high < H) & live & (high % STRIDE == 0)
-        ok = inside[:, None] & (wide >= 0) & (wide < W) & (j < ROW)[None, :]
-        if STRIDE == 1:
-            at = ((image * H + high) * W + across)[:, None] * O + (j - O)[None, :]
-        else:
-            ok = ok & (wide % STRIDE == 0)
-            at = (((image * HO + high // STRIDE) * WO)[:, None] + wide // STRIDE) * O + (j % O)[None, :]
-        row, s = (r - lower)[None, :], (j // O)[:, None] - inner[None, :]
-        at_w = ((j % O * 9 + 8)[:, None] - row * 3 - s) * I + (i % I)[None, :]
-        weights = tl.load(w + at_w, (row >= 0) & (row < 3) & (s >= 0) & (s < 3), 0.0)
+    for step in tl.range(0, ROWS * STEPS, num_stages=AHEAD):
+        r, j = step // STEPS - FIRST, step % STEPS * BK + k
+        s = j // O - FIRST
+        high, column = low + r, right[:, None] + s[None, :]
+        ok = ((high >= 0) & (high < HO) & live)[:, None] & (column >= 0) & (column < WO) & (j < ROW)[None, :]
+        at = ((image * HO + high) * WO + right)[:, None] * O + (j - FIRST * O)[None, :]
+        row, tap = (lower + 1 - STRIDE * r)[None, :], (inner + 1)[None, :] - STRIDE * s[:, None]  # of the window
+        at_w = ((j % O)[:, None] * 9 + row * 3 + tap) * I + (i % I)[None, :]
+        weights = tl.load(w + at_w, (row >= 0) & (row < 3) & (tap >= 0) & (tap < 3), 0.0)
         acc = tl.dot(tl.load(dy + at, ok, 0.0), weights, acc, input_precision="ieee")
-    if SHORT:
+    if SHORT:  # which led from the first pixel of a patch
         o = tl.arange(0, O)
-        ok = (live & (down % STRIDE == 0) & (across % STRIDE == 0))[:, None]
-        at = ((image * HO + down // STRIDE) * WO + across // STRIDE)[:, None] * O + o[None, :]
-        weights = tl.load(ws + o[:, None] * I + i[None, :])
-        acc = tl.dot(tl.load(dys + at, ok, 0.0), weights, acc, input_precision="ieee")
+        at = ((image * HO + low) * WO + right)[:, None] * O + o[None, :]
+        weights = tl.load(ws + o[:, None] * I + (i % I)[None, :], (lower + inner == 0)[None, :], 0.0)
+        acc = tl.dot(tl.load(dys + at, live[:, None], 0.0), weights, acc, input_precision="ieee")
     at = (((image * H + down) * W + across) * I)[:, None] + (lower * (W * I) + i % (WIDE * I))[None, :]
     ok = live[:, None]
     if SAME:

@@ -108,13 +108,13 @@ Patch = tuple[int, int]
 """rows and columns of pixels that are computed at a time"""
 
 CONV: dict[int, tuple[int, int, int, Patch]] = {
-    16: (128, 4, 1, (2, 2)),
+    16: (512, 4, 1, (2, 2)),
     32: (256, 4, 3, (1, 1)),
     64: (64, 8, 3, (1, 1)),
 }
-"""patches of a tile, warps, loads ahead, and pixels of a patch where the stride is 1; by channels out"""
+"""pixels of a tile, warps, loads ahead, and the patch where the stride is 1; by channels out"""
 INPUT: dict[int, tuple[int, int, int, Patch]] = {
-    16: (128, 4, 1, (2, 2)),
+    16: (512, 4, 1, (2, 2)),
     32: (256, 4, 3, (1, 1)),
     64: (64, 4, 3, (1, 1)),
 }
@@ -199,11 +199,11 @@ class Pass:
         tile, warps, ahead, asked = CONV[outside]
         tall, wide = fitting(asked, layer, self.sides(layer))
         launch(
-            K.conv, (cdiv(pixels, tile * tall * wide), 1),
+            K.conv, (cdiv(pixels, tile), 1),
             x, w, y, y if sums is None else sums, y if bias is None else bias, y if residual is None else residual,
             pixels, *self.sides(layer), inside, outside, window, stride,
             SUMS=sums is not None, BIAS=bias is not None, RESIDUAL=residual is not None, RELU=relu,
-            BM=tile, BN=outside * tall * wide, BK=at_a_time(inside, window), AHEAD=ahead, TALL=tall, WIDE=wide,
-            num_warps=warps,
+            BM=tile // (tall * wide), BN=outside * tall * wide, BK=at_a_time(inside, window), AHEAD=ahead,
+            TALL=tall, WIDE=wide, num_warps=warps,
         )  # fmt: skip
         return y
