@@ -1,0 +1,65 @@
+"""Our own kernels, compiled for a GPU that is not there: the compiler refuses some of what the interpreter runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise import launch
+from equipoise.heads import LinearHead
+from equipoise.nets import Backbone, LinearTrunk, Net, ResNet32
+
+pytest.importorskip("triton", reason="needs Triton, which comes with torch for GPUs")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from equipoise.fused import Frozen, Training
+
+HOPPER = GPUTarget("cuda", 90, 32)
+MOST_SHARED = 232_448
+"""bytes of shared memory that a program may have there"""
+
+
+def wanted(backbone: Backbone) -> list[tuple[Any, ...]]:
+    """What a training step with a teacher launches, at the sizes of CIFAR; nothing is computed."""
+    net = Net(backbone, LinearHead(64), torch.zeros(3), torch.ones(3))
+    x = torch.zeros(128, 3, 32, 32, dtype=torch.uint8)
+    collected: dict[Any, tuple[Any, ...]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_collected", collected)
+        with torch.no_grad():
+            Frozen(net)(x)
+        h, maps = Training(net)(x)
+        torch.autograd.grad([h, *maps], list(net.backbone.parameters()), [torch.ones_like(t) for t in (h, *maps)])
+    return list(collected.values())
+
+
+def compiled(kernel: Any, args: tuple[Any, ...], flags: dict[str, Any]) -> Any:
+    kinds = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.uint8: "*u8"}
+    values = dict(zip(kernel.arg_names, args)) | flags
+    fixed = {(p.num,): values[p.name] for p in kernel.params if p.is_constexpr}
+    signature = {
+        p.name: "constexpr" if p.is_constexpr else kinds[v.dtype] if isinstance(v := values[p.name], Tensor) else "i32"
+        for p in kernel.params
+    }
+    aligned = {(p.num,): [["tt.divisibility", 16]] for p in kernel.params if not p.is_constexpr}
+    source = ASTSource(kernel, signature, fixed, aligned)
+    return triton.compile(source, target=HOPPER, options={"num_warps": flags["num_warps"]})
+
+
+@pytest.mark.parametrize("backbone", [ResNet32, LinearTrunk])
+def test_all_kernels_of_a_step_compile_and_fit(backbone: type[Backbone]) -> None:
+    launches = wanted(backbone())
+    assert {kernel.__name__ for kernel, *_ in launches} == {
+        "pixels_to_rows", "conv", "normalise", "top", "normalise_backward", "weight_gradient", "input_gradient"
+    }  # fmt: skip
+    for kernel, _, args, flags in launches:
+        made = compiled(kernel, args, flags)
+        multiplies = kernel.__name__ in ("conv", "input_gradient", "weight_gradient")
+        assert not multiplies or "mma" in made.asm["ptx"], "by the units for matrices"
+        assert made.metadata.shared <= MOST_SHARED, (kernel.__name__, flags)
