@@ -32,6 +32,7 @@ from equipoise import (
     datasets,
 )
 from equipoise.memory import Budget
+from equipoise.nets import Backbone
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
@@ -686,3 +687,45 @@ def test_a_copy_made_in_a_callback_can_learn() -> None:
     learner.learn(first.x, first.y, twice)
     (other,) = copies
     assert other.learn(first.x, first.y).classes_ == learner.classes_
+
+
+class Noisy(ILBaseline):
+    """A method from outside, whose net keeps what it last computed, as many do."""
+
+    def backbone(self, shape: tuple[int, int, int]) -> Backbone:
+        net = super().backbone(shape)
+
+        def note(module: torch.nn.Module, given: Any, out: Any) -> None:
+            module.last = out[0]  # type: ignore[assignment]
+
+        net.register_forward_hook(note)
+        return net
+
+
+def test_predicting_goes_through_the_net_itself_whatever_it_holds() -> None:
+    x, y = images_of(0, 1, 2)
+    seen: list[int] = []
+    learner = Learner(Noisy(), memory=2, recipe=RECIPE, device="cpu")
+    learner.learn(x, y, lambda learner: seen.append(len(learner.predict(x[:3]))))
+    assert learner.state_.net is not None
+    learner.state_.net.register_forward_hook(lambda module, given, out: seen.append(len(given[0])))
+    learner.predict(x[:5])
+    assert seen == [3, 3, 5]
+
+
+def test_predicting_computes_with_channels_first_and_leaves_weights_and_modes_alone() -> None:
+    x, y = torch.randint(0, 256, (120, 3, 12, 12), dtype=torch.uint8), torch.arange(120) % 3
+    learner = Learner(ILBaseline(), memory=2, recipe=RECIPE, device="cpu").learn(x, y)
+    net = learner.state_.net
+    assert net is not None
+    before = learner.logits(x)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net.train()
+    outputs = learner.outputs(x, chunk=50)
+    first = next(outputs)
+    assert torch.is_grad_enabled() and not first.z.requires_grad, "whoever takes a chunk is not inside of ours"
+    assert all(m.is_contiguous() for m in first.maps)
+    assert torch.equal(torch.cat([first.z, *(out.z for out in outputs)]), before)
+    assert net.training
+    convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert convolutions and all(m.weight.is_contiguous(memory_format=torch.channels_last) for m in convolutions)

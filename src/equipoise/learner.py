@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from . import checkpoint, nets, record, stages
 from .augment import Crop
@@ -244,14 +245,21 @@ class Learner:
 
     def outputs(self, x: Tensor, chunk: int = 1000) -> Iterator[nets.Out]:
         """The net's output, chunk by chunk, as in prediction; training is left as it was."""
-        assert self._now.net is not None
+        net = self._now.net
+        assert net is not None
         # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars. A
         # GPU has its fast fp32 convolutions for channels that come first in memory, unlike its bf16 ones.
-        net = copy.deepcopy(self._now.net).eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        plain = torch.autocast(self.device_.type, enabled=False)
-        with torch.no_grad(), plain, working_on(self.device_, tuned=False):
+        weights = {name: w.detach().contiguous() for name, w in net.named_parameters()}
+        training = net.training
+        net.eval()
+        try:
             for part in torch.split(x, chunk):
-                yield net(part.to(self.device_))
+                plain = torch.autocast(self.device_.type, enabled=False)
+                with torch.no_grad(), plain, working_on(self.device_, tuned=False):
+                    out = functional_call(net, weights, (part.to(self.device_),))
+                yield out
+        finally:
+            net.train(training)
 
     def predict(self, images: Any) -> np.ndarray[Any, Any]:
         """The label of each image."""
