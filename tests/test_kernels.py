@@ -102,7 +102,7 @@ def images(rows: Tensor, h: int, w: int) -> Tensor:
     return rows.double().view(-1, h, w, rows.shape[1]).permute(0, 3, 1, 2)
 
 
-# images, height, width; channels in and out, side of the window, stride; numbers and columns at a time, and pixels
+# images, height, width; channels in and out, side of the window, stride; numbers, columns at a time; sides of a patch
 CONVOLUTIONS = {
     "plain": (3, 5, 14, 16, 16, 3, 1, 64, 16, 1, 1),
     "paired": (3, 5, 18, 16, 16, 3, 1, 64, 32, 1, 2),

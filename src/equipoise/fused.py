@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from . import kernels as K
 from .capture import Aside
 from .launch import launch
-from .layers import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, at_a_time, cdiv, fitting
+from .layers import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, at_a_time, cdiv, fitting, paired
 from .nets import Net
 
 MOMENTUM = 0.1
@@ -143,8 +143,8 @@ class Function(torch.autograd.Function):
 
         def weight_gradient(layer: Layer, x: Tensor, dy: Tensor) -> None:
             inside, outside, window, stride = layer.shape
-            tile, _, warps, pair = WEIGHT[inside]
-            _, pair = fitting((1, pair), layer, way.sides(layer))
+            tile, _, warps, _ = WEIGHT[inside]
+            pair = paired(layer)
             wide = 4 * inside if window == 3 and inside < 64 else inside
             room = parts.of(layer)
             shares = len(room) // pair
@@ -166,7 +166,7 @@ class Function(torch.autograd.Function):
             s, bs = k if short is None else short.index, b if below_short is None else below_short.index
             g = torch.empty_like(x)
             tile, warps, ahead, asked = INPUT[inside]
-            tall, wide = fitting(asked, layer, way.sides(layer)) if stride == 1 else (stride, stride)
+            tall, wide = fitting(asked, layer) if stride == 1 else (stride, stride)
             launch(
                 K.input_gradient, (cdiv(len(g), tile), 1),
                 dy, weights[k], dy if dys is None else dys, weights[s], dy if same is None else same,
@@ -242,8 +242,8 @@ class Parts:
         self.members: dict[tuple[int, ...], list[int]] = {}
         for layer in way.plan.layers:
             inside, outside, window, _ = layer.shape
-            tile, most, _, pair = WEIGHT[inside]
-            _, pair = fitting((1, pair), layer, way.sides(layer))
+            tile, most, _, _ = WEIGHT[inside]
+            pair = paired(layer)
             key = (pair * min(most, cdiv(way.pixels(layer), tile * pair)), outside, window, window, inside)
             self.members.setdefault(key, []).append(layer.index)
         self.room = {key: torch.empty(len(who), *key, device=device) for key, who in self.members.items()}

@@ -80,6 +80,7 @@ def add_sums(sums, acc, other, c, C: tl.constexpr, unit: tl.constexpr):
 @triton.jit
 def patch_of(p, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
     """Of the p-th patch of TALL × WIDE pixels: how far right and down it begins, and in which image of H × W."""
+    tl.static_assert(H % TALL == 0 and W % WIDE == 0, "patches fill images")
     across: tl.constexpr = W // WIDE
     return p % across * WIDE, p // across % (H // TALL) * TALL, p // (across * (H // TALL))
 
@@ -217,8 +218,9 @@ def input_gradient(
     x has H × W pixels and I channels. SHORT adds what comes from dys through a 1×1 convolution beside this one; SAME
     what comes around it, and EXTRA what somebody else wants of that place. y, with BELOW also ys, are the inputs of
     the batch norms that g meets next: its sums are noted. TALL × WIDE pixels of x are computed at a time, as in `conv`;
-    with a STRIDE of 2 they are 2 × 2.
+    with a STRIDE of 2, or SHORT, they are STRIDE × STRIDE.
     """
+    tl.static_assert((STRIDE == 1 and not SHORT) or (TALL == STRIDE and WIDE == STRIDE), "a patch has one output")
     p = tl.program_id(0) * BM + tl.arange(0, BM)
     i = tl.program_id(1) * BN + tl.arange(0, BN)
     across, down, image = patch_of(p, H, W, TALL, WIDE)
@@ -229,7 +231,8 @@ def input_gradient(
     right, low = across // STRIDE, down // STRIDE
     k = tl.arange(0, BK)
     acc = tl.zeros([BM, BN], tl.float32)
-    # A patch went into ROWS rows of ROW numbers, from FIRST before the place that it begins at, or just there.
+    # Pixel STRIDE · q + row − 1 of x went into pixel q of the output by that row of the window, and columns likewise: a
+    # patch into ROWS rows of ROW numbers, the first of them −FIRST from where the patch begins.
     FIRST: tl.constexpr = 1 if STRIDE == 1 else 0
     ROWS: tl.constexpr = (TALL + 1) // STRIDE + 1
     ROW: tl.constexpr = ((WIDE + 1) // STRIDE + 1) * O

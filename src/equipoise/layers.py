@@ -112,13 +112,13 @@ CONV: dict[int, tuple[int, int, int, Patch]] = {
     32: (256, 4, 3, (1, 1)),
     64: (64, 8, 3, (1, 1)),
 }
-"""pixels of a tile, warps, loads ahead, and the patch where the stride is 1; by channels out"""
+"""pixels of a tile, warps, loads ahead, and the patch where the stride is 1 (else one pixel); by channels out"""
 INPUT: dict[int, tuple[int, int, int, Patch]] = {
     16: (512, 4, 1, (2, 2)),
     32: (256, 4, 3, (1, 1)),
     64: (64, 4, 3, (1, 1)),
 }
-"""the same for gradients of inputs, by channels in"""
+"""the same for gradients of inputs, by channels in; where the stride is 2, a patch is 2 × 2"""
 WEIGHT = {16: (128, 64, 4, 2), 32: (64, 32, 4, 2), 64: (64, 16, 4, 1)}
 """rows of a tile, most shares of the pixels, warps, and pixels at a time, for gradients of weights; by channels in"""
 LIGHT = {16: (256, 4), 32: (64, 2), 64: (64, 4)}
@@ -131,15 +131,19 @@ def cdiv(a: int, b: int) -> int:
 
 
 def at_a_time(channels: int, window: int) -> int:
-    """How many numbers of a row of the window are multiplied at a time: all of a row of 16s, which are 64 if paired."""
+    """How many numbers of a row of the window are multiplied at a time: all of a row of 16s, 64 in a patch."""
     return channels if window == 1 or channels > 16 else 4 * channels
 
 
-def fitting(asked: Patch, layer: Layer, sides: tuple[int, int]) -> Patch:
-    """The patch that is computed at a time: what is asked for, or one pixel where neighbours share nothing."""
+def fitting(asked: Patch, layer: Layer) -> Patch:
+    """The patch that is computed at a time: what is asked for, where channels stay as many and there is no stride."""
     inside, outside, window, stride = layer.shape
-    shared = inside == outside and window == 3 and stride == 1
-    return asked if shared and not any(side % pixels for side, pixels in zip(sides, asked)) else (1, 1)
+    return asked if inside == outside and window == 3 and stride == 1 else (1, 1)
+
+
+def paired(layer: Layer) -> int:
+    """How many pixels give a gradient of weights at a time."""
+    return fitting((1, WEIGHT[layer.shape[0]][3]), layer)[1]
 
 
 class Pass:
@@ -197,7 +201,7 @@ class Pass:
         pixels = self.pixels(layer)
         y = torch.empty(pixels, outside, dtype=x.dtype, device=x.device)
         tile, warps, ahead, asked = CONV[outside]
-        tall, wide = fitting(asked, layer, self.sides(layer))
+        tall, wide = fitting(asked, layer)
         launch(
             K.conv, (cdiv(pixels, tile), 1),
             x, w, y, y if sums is None else sums, y if bias is None else bias, y if residual is None else residual,

@@ -99,9 +99,9 @@ def pooled_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
 class Pooled(torch.autograd.Function):
     """Squared activations summed over width and over height, of every stage (stages, images, numbers).
 
-    Stages that give fewer numbers than others are filled up with zeros, which change no length and no distance. Every
-    sum reads a map once, as it is, and the way back writes it once: there are no copies in another precision. Channels
-    come last, as they lie in the memory of a GPU, where sums across that order took three times as long.
+    Stages that give fewer numbers than others are filled up with zeros, which change no length and no distance. Sums
+    read a map as it is, without a copy in another precision. Channels come last, as they lie in the memory of a GPU,
+    where sums across that order took three times as long. It can be differentiated once, and not by `torch.func`.
     """
 
     @staticmethod
@@ -118,10 +118,13 @@ class Pooled(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         """2 x (d of its row + d of its column)."""
-        felt = []
-        for row, x in zip(2 * d, ctx.saved_tensors):
+        felt: list[Tensor | None] = []
+        for row, x, wanted in zip(2 * d, ctx.saved_tensors, ctx.needs_input_grad):
+            if not wanted:
+                felt.append(None)
+                continue
             across, down = (part.movedim(2, 1) for part in _parts(row, x))
             both = torch.add(across[..., None], down[:, :, None], out=torch.empty_like(x, dtype=d.dtype))
             felt.append(torch.mul(both, x, out=torch.empty_like(x)))  # laid out in memory as x is
