@@ -26,6 +26,7 @@ from equipoise import kernels as K
 from equipoise.layers import at_a_time, cdiv
 
 SIDES = {16: 32, 32: 16, 64: 8}
+KINDS = ("conv", "input", "strided", "weight", "normalise", "backward")
 REPEATED = 20
 """launches in a row, in each stream"""
 
@@ -53,7 +54,7 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
             patch = tall * wide
             if not 16 <= tile * patch * c // (32 * warps) <= 64:
                 continue
-            name = f"tile {tile}, warps {warps}, ahead {ahead}, {tall} x {wide} pixels"
+            name = f"{tile * patch} pixels, {warps} warps, {ahead} ahead, by {tall} x {wide}"
             grid = (cdiv(pixels, tile * patch), 1)
             tiles = {"BM": tile, "BN": patch * c, "BK": step, "AHEAD": ahead, "TALL": tall, "WIDE": wide}
             tiles["num_warps"] = warps
@@ -64,6 +65,15 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
                 flags = {"SHORT": False, "SAME": True, "EXTRA": False, "RELU": True, "BELOW": False}
                 args = (g, w, g, w, z, g, x, y, y, z, sums, sums, pixels, side, side, c, c, 1)
                 add(name, K.input_gradient, grid, args, **flags, **tiles)
+    elif kind == "strided" and c < 64:
+        dy, dys = (torch.randn(pixels // 4, 2 * c, device="cuda").bfloat16() for _ in range(2))
+        w, ws = (torch.randn(2 * c, side, side, c, device="cuda").bfloat16() for side in (3, 1))
+        flags = {"SHORT": True, "SAME": False, "EXTRA": False, "RELU": True, "BELOW": False, "TALL": 2, "WIDE": 2}
+        for tile, warps, ahead in itertools.product((128, 256, 512), (4, 8), (1, 3)):
+            name, grid = f"{tile} pixels, {warps} warps, {ahead} ahead", (cdiv(pixels, tile), 1)
+            args = (dy, w, dys, ws, z, g, x, y, y, z, sums, sums, pixels, side, side, c, 2 * c, 2)
+            tiles = {"BM": tile // 4, "BN": 4 * c, "BK": at_a_time(2 * c, 3), "AHEAD": ahead, "num_warps": warps}
+            add(name, K.input_gradient, grid, args, **flags, **tiles)
     elif kind == "weight":
         wide = {16: 64, 32: 128, 64: 64}[c]
         shares = {16: (32, 64, 128), 32: (16, 32, 64), 64: (8, 16, 32)}[c]
@@ -74,7 +84,7 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
             args = (x, g, parts, pixels, share, side, side, c, c, 3, 1)
             grid = (many, 3, cdiv((2 + pair) * c, wide))
             add(name, K.weight_gradient, grid, args, BP=tile, BK=wide, PAIR=pair, num_warps=4)
-    else:
+    elif kind in ("normalise", "backward"):
         for tile, warps in itertools.product((64, 128, 256, 512, 1024), (2, 4, 8)):
             name, grid = f"tile {tile}, warps {warps}", (cdiv(pixels, tile),)
             if kind == "normalise":
@@ -132,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--kernels", nargs="*", default=["conv", "input", "weight", "normalise", "backward"])
+    parser.add_argument("--kernels", nargs="*", default=KINDS)
     asked = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
@@ -146,8 +156,11 @@ def main() -> None:
         found = {(kind, c): times for kind, c, times in (out.get() for _ in jobs)}
         for process in processes:
             process.join()
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; batch {asked.batch}"
+    )
     for kind, c in jobs:
-        print(f"{kind} {c}: µs at once, alone")
+        print(f"{kind} {c}: µs of {asked.at_once} at once, divided by their number, and alone")
         times = found[kind, c]
         shown = sorted(times)[:4] + sorted(times, key=lambda row: row[1])[:4]
         for together, alone, name in dict.fromkeys(shown):
