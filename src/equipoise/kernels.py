@@ -109,6 +109,7 @@ def conv(
     is 1, TALL × WIDE neighbours are computed at a time from the numbers that they share: fewer loads, and zeros among
     the weights. A row of a tile is such a patch, and o counts its outputs.
     """
+    tl.static_assert(STRIDE == 1 or TALL * WIDE == 1, "neighbours share numbers where the stride is 1")
     p = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(1) * BN + tl.arange(0, BN)
     HO: tl.constexpr = H // STRIDE
@@ -278,6 +279,7 @@ def weight_gradient(
     PAIR takes two neighbours at a time, as WIDE in `conv`: the first pixels of all pairs give one part, and the second
     ones another.
     """
+    tl.static_assert(PAIR == 1 or (STRIDE == 1 and W % PAIR == 0), "pairs share numbers, and fill rows")
     part, r = tl.program_id(0), tl.program_id(1)
     o = tl.arange(0, PAIR * O)
     k = tl.program_id(2) * BK + tl.arange(0, BK)
