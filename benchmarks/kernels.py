@@ -97,7 +97,7 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
 
 
 def at_once(launches: Sequence[Callable[[], Any]]) -> float:
-    """Microseconds of each of several launches, side by side, in a stream each."""
+    """Microseconds of several launches side by side, in a stream each, divided by their number."""
     streams = [torch.cuda.Stream() for _ in launches]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
