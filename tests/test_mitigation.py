@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,20 @@ import torch
 from squares import images
 from torch import Tensor
 
-from equipoise import Balanced, ILBaseline, Learner, Meta, Method, Out, Recipe, Relaxed, Step, UsageError, stages
+from equipoise import (
+    Balanced,
+    ILBaseline,
+    Learner,
+    Meta,
+    Method,
+    Out,
+    Recipe,
+    Relaxed,
+    Step,
+    UsageError,
+    mitigation,
+    stages,
+)
 from equipoise.cli import command
 from equipoise.data import Images
 from equipoise.methods.lucir import LUCIR
@@ -44,7 +58,17 @@ def separated(z: Rows, y: list[int]) -> float:
     return math.fsum(old + new) / len(y)
 
 
-FORMULAS = {"loss-rescaling": rescaled, "separated-softmax": separated}
+def apart(z: Rows, y: list[int]) -> float:
+    """The same, with a mean over old images and one over new ones, added; nothing for a kind that is not there."""
+    kinds = [[i for i, k in enumerate(y) if (k < N_OLD) == old] for old in (True, False)]
+    return math.fsum(separated([z[i] for i in kind], [y[i] for i in kind]) for kind in kinds if kind)
+
+
+FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Rows, list[int]], float]]] = {
+    "rescaled": ({"mitigation": "loss-rescaling"}, rescaled),
+    "separated": ({"mitigation": "separated-softmax"}, separated),
+    "apart": ({"mitigation": "separated-softmax", "separated_mean": "each"}, apart),
+}
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -73,12 +97,12 @@ def learner(method: Method, steps: int = 2, **settings: Any) -> Learner:
 # Losses -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", FORMULAS)
+@pytest.mark.parametrize(("settings", "formula"), FORMULAS.values(), ids=FORMULAS)
 @pytest.mark.parametrize("y", [[0, 1, 2, 3, 4, 3, 3], [2, 3, 4, 4], [1, 0, 1]], ids=["mixed", "new", "old"])
-def test_the_loss_is_its_formula(kind: Any, y: list[int]) -> None:
-    z, s, method = 2 * noise(len(y), 5) - 40, step(N, N_OLD), ILBaseline(mitigation=kind)
+def test_the_loss_is_its_formula(settings: Any, formula: Any, y: list[int]) -> None:
+    z, s, method = 2 * noise(len(y), 5) - 40, step(N, N_OLD), ILBaseline(**settings)
     value = method.classify(z, torch.tensor(y), s)
-    assert value.item() == pytest.approx(FORMULAS[kind](z.tolist(), y), rel=1e-13)
+    assert value.item() == pytest.approx(formula(z.tolist(), y), rel=1e-13)
     assert torch.autograd.gradcheck(lambda z: method.classify(z, torch.tensor(y), s), [z.requires_grad_()])
 
 
@@ -90,14 +114,14 @@ def test_a_separated_softmax_gives_exactly_no_gradient_to_the_other_kind() -> No
         assert ((row != 0) == torch.tensor([old, old, not old, not old, not old])).all()
 
 
-@pytest.mark.parametrize("kind", FORMULAS)
-def test_the_rest_of_an_objective_is_as_it_was(kind: Any) -> None:
+@pytest.mark.parametrize(("settings", "formula"), FORMULAS.values(), ids=FORMULAS)
+def test_the_rest_of_an_objective_is_as_it_was(settings: Any, formula: Any) -> None:
     """IL-Baseline: ρ L_d + (1 − ρ) L_c with ρ = 2/5; LUCIR: all but L_c."""
     z, z_old, h, h_old, y = noise(6, 5), noise(6, 2, seed=1), noise(6, 3), noise(6, 3, seed=2), [0, 1, 2, 3, 4, 4]
     s, out, ref = step(N, N_OLD), Out(z, h, [], {"cos": z.tanh()}), Out(z_old, h_old, [], {})
-    change = FORMULAS[kind](z.tolist(), y) - math.fsum(cross_entropy(*pair) for pair in zip(z.tolist(), y)) / 6
+    change = formula(z.tolist(), y) - math.fsum(cross_entropy(*pair) for pair in zip(z.tolist(), y)) / 6
     for method, factor in ((ILBaseline, 0.6), (LUCIR, 1.0)):
-        plain, other = (m.objective(s, torch.tensor(y), out, ref).item() for m in (method(), method(mitigation=kind)))
+        plain, other = (m.objective(s, torch.tensor(y), out, ref).item() for m in (method(), method(**settings)))
         assert other - plain == pytest.approx(factor * change, rel=1e-10)
 
 
@@ -115,6 +139,20 @@ def test_an_epoch_has_every_new_image_once_and_as_many_old_ones(kind: Any, n: li
     assert (times[s.data.y >= 2] == 1).all()
     assert set(times[s.data.y < 2].tolist()) <= {new // old, -(-new // old)}
     assert (s.data.y[which] < 2).sum() == new
+
+
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize(("share", "old"), [(0.2, 10), (0.5, 40), (0.8, 160), (0.01, 0)])
+def test_old_images_are_the_share_of_an_epoch_that_is_asked_for(kind: Any, share: float, old: int) -> None:
+    """Beside 40 new images, of 12 old ones: fewer than there are, or each as often as the others."""
+    s = step([5, 7, 22, 18], 2)
+    method = ILBaseline(mitigation=kind, old_share=share)
+    times = torch.bincount(method.epoch(s, generator(0)), minlength=52)
+    of_old = times[s.data.y < 2]
+    assert of_old.sum() == old and set(of_old.tolist()) <= {old // 12, -(-old // 12)}
+    assert (times[s.data.y >= 2] == 1).all()
+    assert mitigation.length(kind, [5, 7], [22, 18], share) == 40 + old
+    assert mitigation.length(kind, [], [22, 18], share) == 40, "in the base step there are none"
 
 
 @pytest.mark.parametrize("n", [[3, 4, 30, 21], [2, 2, 7, 1], [40, 50, 9, 8], [4, 4, 4, 4]], ids=str)
@@ -238,6 +276,11 @@ REFUSED: list[tuple[Any, dict[str, Any], Any, str]] = [
     *((ILBaseline, {"mitigation": k}, memory, "memory above 0") for k in KINDS for memory in (0, "total:0")),
     *((PODNet, {"mitigation": k}, 4, "podnet") for k in KINDS[2:]),
     *((m, {"mitigation": "oversampling"}, 4, "memory-oversampling") for m in (ILBaseline, LUCIR, PODNet)),
+    *((ILBaseline, {"mitigation": k, "old_share": 0.2}, 4, "old-share goes with") for k in ("none", *KINDS[1:4])),
+    *(
+        (ILBaseline, {"mitigation": k, "separated_mean": "each"}, 4, "goes with .* separated-softmax")
+        for k in KINDS[:4]
+    ),
 ]
 
 
@@ -248,6 +291,19 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(method: Any, settings: Any
     said = str(caught.value)
     assert "\n" not in said and settings["mitigation"] in said and len(said.split()) > 5
     assert set(MITIGATIONS) == {"none", *KINDS}
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        *(({"old_share": v}, "old-share must be .* above 0 and at most 0.99") for v in (0.0, 1.0, -0.5, math.nan)),
+        ({"separated_mean": "both"}, "'all' or 'each'"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_remedy_that_cannot_be_are_refused(setting: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Learner(ILBaseline(mitigation="separated-softmax", **setting), 4)
 
 
 @pytest.mark.parametrize(

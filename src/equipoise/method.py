@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from .data import Images
 from .errors import UsageError, check
 from .heads import Head, LinearHead
 from .losses import Loss, Standard
-from .mitigation import Mitigation
+from .mitigation import HALF, Mitigation
 from .nets import Backbone, Net, Out, ResNet32, SmallNet, scale
 from .setting import later
 
@@ -153,6 +153,10 @@ class Method:
     """the classification loss"""
     mitigation: Mitigation = "none"
     """another remedy for the bias towards new classes, instead of a loss that is one"""
+    old_share: float = later(HALF)
+    """oversampling (memory-oversampling, separated-softmax): share of old classes in an epoch; SS-IL's own is 0.2"""
+    separated_mean: Literal["all", "each"] = later("all")
+    """separated softmax: one mean over all images, or one over old and one over new ones, which are added"""
     refit_epochs: int | None = later(None)
     """refit: passes over the memory; None for the method's own number"""
     refit_lr: float | None = later(None)
@@ -182,8 +186,10 @@ class Method:
 
     def classify(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
         """The classification loss of a batch with logits z and labels y: what `loss` and `mitigation` say."""
-        if s.t > 0 and self.mitigation in ("loss-rescaling", "separated-softmax"):
-            return mitigation.cross_entropy(self.mitigation, z, y, s)
+        if s.t > 0 and self.mitigation == "loss-rescaling":
+            return mitigation.rescaled(z, y, s.n)
+        if s.t > 0 and self.mitigation == "separated-softmax":
+            return mitigation.separated(z, y, s.n_old, self.separated_mean)
         return self.loss(z, y, s)
 
     def check_memory(self, *shares: int) -> None:
@@ -210,7 +216,8 @@ class Method:
 
         Runs share a base step when these are equal. Equal counts make every λ equal, so the loss is no difference.
         """
-        return replace(self, loss=Standard(), mitigation="none", **{f"refit_{name}": None for name in REFIT})
+        remedies: dict[str, Any] = {f.name: f.default for f in fields(Method) if f.name not in ("loss", "mitigation")}
+        return replace(self, loss=Standard(), mitigation="none", **remedies)
 
     def learns(self, t: int) -> bool:
         """Whether the net is trained in step t; else the step is `after` alone."""
@@ -264,6 +271,6 @@ class Method:
 
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
         """Which images of s.data make one epoch, in which order; the same number in every epoch of a step."""
-        if s.t > 0 and self.mitigation in ("memory-oversampling", "class-oversampling", "separated-softmax"):
-            return mitigation.epoch(self.mitigation, s, gen)
+        if s.t > 0 and self.mitigation in ("class-oversampling", *mitigation.REPLAYING):
+            return mitigation.epoch(self.mitigation, s, gen, self.old_share)
         return torch.randperm(len(s.data), generator=gen, device=gen.device)

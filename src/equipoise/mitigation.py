@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import errors
 from .errors import UsageError
 from .losses import Standard, full_precision
 
@@ -21,6 +22,10 @@ Mitigation = Literal[
     "none", "memory-oversampling", "class-oversampling", "loss-rescaling", "balanced-finetuning", "separated-softmax"
 ]
 MITIGATIONS: tuple[str, ...] = get_args(Mitigation)
+REPLAYING = ("memory-oversampling", "separated-softmax")
+"""those whose epochs have a certain share of old images"""
+HALF = 0.5
+"""the paper's share: as many old images as new ones"""
 
 
 def check(method: Method, *shares: int) -> None:
@@ -28,6 +33,14 @@ def check(method: Method, *shares: int) -> None:
     kind = method.mitigation
     if kind not in MITIGATIONS:
         raise UsageError(f"mitigation must be one of {', '.join(MITIGATIONS)}, not {kind!r}")
+    share, mean = method.old_share, method.separated_mean
+    errors.check("old-share", share, above=0, most=0.99)
+    if mean not in ("all", "each"):
+        raise UsageError(f"separated-mean must be 'all' or 'each', not {mean!r}")
+    if share != HALF and kind not in REPLAYING:
+        raise UsageError(f"old-share goes with mitigation {' or '.join(REPLAYING)}, not with {kind}")
+    if mean != "all" and kind != "separated-softmax":
+        raise UsageError(f"separated-mean goes with mitigation separated-softmax, not with {kind}")
     if kind == "none":
         return
     if not isinstance(method.loss, Standard):
@@ -38,27 +51,44 @@ def check(method: Method, *shares: int) -> None:
         raise UsageError(f"mitigation {kind} needs images of old classes: use a memory above 0")
 
 
-def length(kind: str, old: list[int], new: list[int]) -> int:
+def length(kind: str, old: list[int], new: list[int], share: float) -> int:
     """How many images make an epoch, with so many images of each old and of each new class."""
-    if old and kind in ("memory-oversampling", "separated-softmax"):
-        return 2 * sum(new)
+    if old and kind in REPLAYING:
+        return old_beside(sum(new), share) + sum(new)
     if old and kind == "class-oversampling":
         return max(*old, *new) * len(old + new)
     return sum(old) + sum(new)
 
 
-def cross_entropy(kind: str, z: Tensor, y: Tensor, s: Step) -> Tensor:
-    """The classification loss: rescaled by 1/n_y, with a mean weighted alike; or each image among its own kind only,
-    old classes or new ones."""
+def old_beside(new: int, share: float) -> int:
+    """How many old images go with so many new ones, where the old ones are that share of them all."""
+    return round(new * share / (1 - share))
+
+
+def rescaled(z: Tensor, y: Tensor, n: Tensor) -> Tensor:
+    """Cross-entropy where an image counts 1/n_y, in the mean too."""
     z = full_precision(z)
-    if kind == "loss-rescaling":
-        return F.cross_entropy(z, y, weight=1 / s.n.clamp_min(1).to(z.dtype))
-    other = s.past[None, :] != (y < s.n_old)[:, None]
-    return F.cross_entropy(z.masked_fill(other, -torch.inf), y)
+    return F.cross_entropy(z, y, weight=1 / n.clamp_min(1).to(z.dtype))
 
 
-def epoch(kind: str, s: Step, gen: torch.Generator) -> Tensor:
-    """Which images make an epoch, shuffled: as many old ones as new ones, or as many of each class as the largest has.
+def separated(z: Tensor, y: Tensor, n_old: int, mean: str) -> Tensor:
+    """Cross-entropy of each image among its own kind only, old classes or new ones (SS-IL, Ahn et al., 2021).
+
+    The mean is over `all` images; or over `each` kind, and the two are added: one that a batch lacks is 0.
+    """
+    z, old = full_precision(z), y < n_old
+    past = torch.arange(z.shape[1], device=z.device) < n_old
+    other = past[None, :] != old[:, None]
+    of_each = F.cross_entropy(z.masked_fill(other, -torch.inf), y, reduction="none")
+    if mean == "all":
+        return of_each.mean()
+    kinds = torch.stack([old, ~old]).to(of_each.dtype)
+    return ((kinds * of_each).sum(1) / kinds.sum(1).clamp_min(1)).sum()
+
+
+def epoch(kind: str, s: Step, gen: torch.Generator, share: float) -> Tensor:
+    """Which images make an epoch, shuffled: each new one once and old ones beside them, so that they are that share of
+    the epoch; or as many of each class as the largest has.
 
     Images of which there are too few come again and again, each as often as the others, give or take one.
     """
@@ -67,8 +97,12 @@ def epoch(kind: str, s: Step, gen: torch.Generator) -> Tensor:
     counts = torch.bincount(group)
     random = torch.rand(len(y), generator=gen, device=gen.device, dtype=torch.float64)
     order = torch.argsort(group + random)  # group after group, each shuffled
-    most = int(counts[1]) if kind != "class-oversampling" else int(counts.max())
-    place = torch.arange(most, device=y.device) % counts[counts > 0][:, None]
-    first = (counts.cumsum(0) - counts)[counts > 0][:, None]
-    which = order[(first + place).flatten()]
+    if kind == "class-oversampling":
+        wanted = torch.where(counts > 0, counts.max(), 0)
+    else:
+        wanted = counts.new_tensor([old_beside(int(counts[1]), share), int(counts[1])])
+    # Of every group as many places as are wanted, which count from 0 to its last image and begin again.
+    place = torch.arange(int(wanted.sum()), device=y.device) - (wanted.cumsum(0) - wanted).repeat_interleave(wanted)
+    first = counts.cumsum(0) - counts
+    which = order[first.repeat_interleave(wanted) + place % counts.repeat_interleave(wanted)]
     return which[torch.randperm(len(which), generator=gen, device=gen.device)]

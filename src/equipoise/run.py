@@ -167,7 +167,7 @@ def training_images(
     for t in range(len(sizes)):
         old, now = sum(sizes[:t]), sum(sizes[: t + 1])
         kept = [min(budget.share(old), c) for c in counts[:old]]
-        images = mitigation.length(method.mitigation, kept, list(counts[old:now]))
+        images = mitigation.length(method.mitigation, kept, list(counts[old:now]), method.old_share)
         totals.append(recipe.epochs * images if method.learns(t) else 0)
     return totals
 
