@@ -25,11 +25,16 @@ precision() { # bf16 against fp32, and our kernels against torch's, one by one: 
 }
 
 alone() { # where the time of a whole run goes
-  $equipoise run il-baseline --loss balanced --dataset cifar100 --steps 5 --memory 20 --store none --out results/alone/balanced-250
+  run="$equipoise run il-baseline --loss balanced --dataset cifar100 --steps 5 --store none"
+  $run --memory 20 --out results/alone/balanced-250
+  $run --memory 10 --out results/alone/balanced-250-10
 }
 
 tried() { # what else was tried where a cell was off
   $equipoise run lucir --no-imprint --dataset cifar100 --steps 5 --memory 0 --out results/tried/lucir-no-imprint
+  for words in "--old-share 0.2" "--separated-mean each" "--old-share 0.2 --separated-mean each"; do
+    $equipoise run il-baseline --mitigation separated-softmax $words --out "results/tried/separated${words// /}"
+  done
 }
 
 report() { # tables, figures and the page, from the records
