@@ -714,13 +714,16 @@ def test_predicting_goes_through_the_net_itself_whatever_it_holds() -> None:
 
 
 def test_predicting_computes_with_channels_first_and_leaves_weights_and_modes_alone() -> None:
-    x, y = torch.randint(0, 256, (120, 3, 12, 12), dtype=torch.uint8), torch.arange(120) % 3
+    x, y = torch.randint(0, 256, (180, 3, 12, 12), dtype=torch.uint8), torch.arange(180) % 3
     learner = Learner(ILBaseline(), memory=2, recipe=RECIPE, device="cpu").learn(x, y)
     net = learner.state_.net
     assert net is not None
     before = learner.logits(x)
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     net.train()
+    (few,) = learner.outputs(x[:100])
+    assert not any(m.is_contiguous() for m in few.maps), "a few images are not worth laying weights out for"
+    assert torch.allclose(few.z, before[:100], atol=1e-4)
     outputs = learner.outputs(x, chunk=50)
     first = next(outputs)
     assert torch.is_grad_enabled() and not first.z.requires_grad, "whoever takes a chunk is not inside of ours"

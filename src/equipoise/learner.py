@@ -27,6 +27,9 @@ from .train import Epoch, working_on
 FORMAT = 1
 """of saved learners; raised when an older version could not read them"""
 
+FEW = 150
+"""images that a GPU answers to sooner with weights as they lie in memory (benchmarks/README.md)"""
+
 
 class Learner:
     """A classifier that learns class after class.
@@ -248,8 +251,10 @@ class Learner:
         net = self._now.net
         assert net is not None
         # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars. A
-        # GPU has its fast fp32 convolutions for channels that come first in memory, unlike its bf16 ones.
-        weights = {name: w.detach().contiguous() for name, w in net.named_parameters()}
+        # GPU has its fast fp32 convolutions for channels that come first in memory, unlike its bf16 ones; weights are
+        # laid out so in milliseconds, which a few images do not repay.
+        anew = net.named_parameters() if len(x) > FEW else ()
+        weights = {name: w.detach().contiguous() for name, w in anew}
         training = net.training
         net.eval()
         try:
