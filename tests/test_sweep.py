@@ -26,10 +26,19 @@ import equipoise.local
 import equipoise.run
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
-from equipoise.local import Local, ended, gpu_for, in_base_step, multi_process_service, next_of, usual_workers
+from equipoise.local import (
+    PRIORITY,
+    Local,
+    ended,
+    gpu_for,
+    in_base_step,
+    multi_process_service,
+    next_of,
+    usual_workers,
+)
 from equipoise.run import Run, run
 from equipoise.store import Store
-from equipoise.sweep import Job, map
+from equipoise.sweep import Job, critical, map
 from equipoise.watch import Watch
 from equipoise.words import every_choice, run_lines, taken
 
@@ -407,6 +416,43 @@ def test_workers_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     jobs = [Job(asked(device=device), tmp_path / str(i)) for i, device in enumerate(["auto", "cuda", "cuda:1"])]
     map(visible, jobs, Local(workers=3))  # type: ignore[arg-type]
     assert [(job.folder / "visible").read_text() for job in jobs] == ["GPU-b", "5", "GPU-b, 5"]
+
+
+def noticed(run: Run, out: Path, **more: Any) -> None:
+    """In place of a run: note what MPS would read."""
+    (out / "priority").write_text(os.environ.get(PRIORITY, "normal"))
+
+
+@pytest.mark.parametrize(
+    ("costs", "workers", "first"),
+    [
+        ([56, 9, 9, 9, 9], 4, [0]),
+        ([56, 40, 40, 40, 40, 40], 4, []),
+        ([56, 50, 9, 9, 9], 4, [0, 1]),
+        ([30, 10], 4, [0]),
+        ([10, 10], 4, []),
+        ([10], 4, []),
+        ([10, 10, 10, 10, 10], 4, []),
+        ([], 4, []),
+        ([56, 9, 9], 1, []),
+    ],
+)
+def test_a_job_that_would_be_left_alone_at_the_end_goes_first(
+    costs: list[int], workers: int, first: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PRIORITY, raising=False)
+    jobs = [Job(asked(), tmp_path / str(i), images=[0, n]) for i, n in enumerate(costs)]
+    assert critical(jobs, workers) == [jobs[i] for i in first]
+
+
+@pytest.mark.parametrize("said", [None, "0"], ids=["by itself", "unless the user says otherwise"])
+def test_others_yield_to_it_on_the_gpu(said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PRIORITY, raising=False)
+    if said is not None:
+        monkeypatch.setenv(PRIORITY, said)
+    jobs = [Job(asked(), tmp_path / str(i), images=[0, n]) for i, n in enumerate([9, 1])]
+    map(noticed, jobs, Local(workers=2))  # type: ignore[arg-type]
+    assert [(job.folder / "priority").read_text() for job in jobs] == ([said] * 2 if said else ["normal", "1"])
 
 
 def control_that_says(where: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> Path:

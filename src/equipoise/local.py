@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -31,7 +31,7 @@ import torch
 from .attempt import BASED
 from .errors import BusyError, UsageError, first_line, sentence
 from .store import Store
-from .sweep import Job, Tell, Work, conclude, conclude_if_done
+from .sweep import Job, Tell, Work, conclude, conclude_if_done, critical
 from .tensorboard import TensorBoard
 from .watch import Both, PlainWatch, Watch
 
@@ -50,6 +50,9 @@ LOOK = 1.0
 
 PATIENCE = 5
 """seconds that NVIDIA's MPS may take to end"""
+
+PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
+"""where MPS looks who goes first on a GPU"""
 
 log = logging.getLogger("equipoise")
 
@@ -105,6 +108,7 @@ class Local:
         One that another queue or a `run` is at work at is waited for, and done only if that ends without a result.
         """
         waiting = list(jobs)
+        first = critical(jobs, self.workers)
         busy: list[Worker] = []
         elsewhere: list[Job] = []
         said: set[Path] = set()
@@ -132,7 +136,8 @@ class Local:
                         slot = min(set(range(self.workers)) - {one.slot for one in busy})
                         try:
                             with ctrl_c_kept_back():
-                                busy.append(Worker(chosen, started(run, chosen, self, slot), slot))
+                                yields = bool(first) and chosen not in first
+                                busy.append(Worker(chosen, started(run, chosen, self, slot, yields), slot))
                         except OSError as error:  # something in the way, a full disk: it concerns this job alone
                             chosen.failure = sentence(error)
                     time.sleep(0.05)
@@ -193,13 +198,16 @@ def ctrl_c_kept_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def started(run: Work, job: Job, on: Local, slot: int) -> SpawnProcess:
-    """A process that does the job, or goes on with it."""
+def started(run: Work, job: Job, on: Local, slot: int, yields: bool = False) -> SpawnProcess:
+    """A process that does the job, or goes on with it; one that `yields` lets others on its GPU go first."""
     job.tries += 1
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
     gpu = gpu_for(slot) if job.run.device in ("auto", "cuda") else None  # cuda:1 is a number among all
-    args = (run, job, on, os.getpid(), gpu)
+    said = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    if yields and PRIORITY not in os.environ:
+        said[PRIORITY] = "1"  # below normal, which is 0
+    args = (run, job, on, os.getpid(), said)
     process = multiprocessing.get_context("spawn").Process(target=work, args=args, daemon=True)
     process.start()
     return process
@@ -224,11 +232,10 @@ def ended(job: Job, code: int | None) -> bool:
     return True
 
 
-def work(run: Work, job: Job, on: Local, parent: int, gpu: str | None = None) -> None:
+def work(run: Work, job: Job, on: Local, parent: int, said: Mapping[str, str]) -> None:
     """What a worker process does. Its words go to LOG in the run's folder, the reason of a failure to ERROR."""
     os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
-    if gpu is not None:  # CUDA looks at it when it is first used, which is later
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    os.environ.update(said)  # CUDA looks at it when it is first used, which is later
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(on.threads)
     folder = job.folder

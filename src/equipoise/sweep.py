@@ -120,6 +120,16 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
     return sorted(jobs, key=cost, reverse=True)
 
 
+def critical(jobs: Sequence[Job], workers: int) -> list[Job]:
+    """Those that would be left alone at the end even if they are begun first.
+
+    With an equal share of the machine, such a job takes longer than all jobs together take.
+    """
+    at_once = min(workers, len(jobs))
+    total = sum(cost(job) for job in jobs)
+    return [job for job in jobs if at_once * cost(job) > total]
+
+
 def complain(jobs: Sequence[Job]) -> None:
     """Say which runs failed, if any did."""
     failed = [job for job in jobs if job.failure]
