@@ -360,6 +360,21 @@ def test_axes_are_linear_below_the_threshold_and_logarithmic_above(opened):
 
 
 @needs_browser
+@pytest.mark.parametrize(
+    ("classes", "labels"), [(range(50, 101, 5), range(50, 101, 5)), (range(50, 101, 2), range(50, 101, 10))]
+)
+def test_an_axis_names_every_step_or_round_numbers_if_there_are_many(opened, classes, labels):
+    data = sample()
+    figure = data["figures"][0]
+    figure["x"]["ticks"] = list(classes)
+    figure["series"] = [{**figure["series"][0], "x": list(classes), "y": [1.0] * len(classes), "spread": None}]
+    driver = opened(data)
+    one(driver, "#figure-lines svg.lines")
+    named = [text.text for text in all_of(driver, "#figure-lines text.tick[text-anchor=middle]")]
+    assert named == [str(number) for number in labels]
+
+
+@needs_browser
 def test_matrices_show_class_and_count(opened):
     data = sample()
     counts = data["runs"][1]["confusion"]

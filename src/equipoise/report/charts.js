@@ -171,9 +171,10 @@ function roundTicks(low, high, count) {
   return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-/** Ticks of a horizontal axis within its values: those given, else powers of ten, else round numbers. */
+/** Ticks of a horizontal axis within its values: those given if they are a dozen, else powers of ten or round numbers. */
 function ticksOf(axis, low, high) {
-  if (axis.ticks && axis.ticks.length) return axis.ticks.filter((v) => v >= low && v <= high);
+  const given = axis.ticks ? axis.ticks.length : 0;
+  if (given && given <= 12) return axis.ticks.filter((v) => v >= low && v <= high);
   if (!["log", "symlog"].includes(axis.scale)) return roundTicks(low, high, 6).filter((v) => v >= low && v <= high);
   const start = axis.scale === "log" ? low : axis.threshold || 1;
   const within = (v) => v >= start * 0.999 && v <= high * 1.001;

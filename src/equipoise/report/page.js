@@ -226,7 +226,7 @@ function stepsChart(run, steps) {
   const curve = ([name, key], group) => ({ name, group, x, y: steps.map((step) => step[key]) });
   return lineChart({
     title: run.title,
-    x: { label: "classes learned", scale: "linear", ticks: steps.length < 13 ? x : null },
+    x: { label: "classes learned", scale: "linear", ticks: x },
     y: { label: "accuracy, %" },
     series: [["all classes", "top1"], ["base", "base"], ["new", "new"], ["latest", "latest"]].map(curve),
   });
