@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -216,8 +216,8 @@ class Method:
 
         Runs share a base step when these are equal. Equal counts make every λ equal, so the loss is no difference.
         """
-        remedies: dict[str, Any] = {f.name: f.default for f in fields(Method) if f.name not in ("loss", "mitigation")}
-        return replace(self, loss=Standard(), mitigation="none", **remedies)
+        refits: dict[str, Any] = {f"refit_{name}": None for name in REFIT}
+        return replace(self, loss=Standard(), mitigation="none", old_share=HALF, separated_mean="all", **refits)
 
     def learns(self, t: int) -> bool:
         """Whether the net is trained in step t; else the step is `after` alone."""
