@@ -16,7 +16,7 @@ import torch
 
 from equipoise import train
 from equipoise.bench import Row, Stretch, combined, measure, ours
-from equipoise.local import multi_process_service
+from equipoise.mps import multi_process_service
 
 
 def in_threads(row: Row, images: int, device: torch.device) -> float:

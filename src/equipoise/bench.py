@@ -31,11 +31,11 @@ from .augment import Crop
 from .capture import ENGINES, Engine
 from .data import Images
 from .errors import RunError
-from .local import multi_process_service
 from .losses import Balanced, distillation
 from .machine import hardware, versions
 from .method import Recipe, Step
 from .methods.il_baseline import ILBaseline
+from .mps import multi_process_service
 from .nets import Net
 from .randomness import generator
 from .state import new_net, place

@@ -1,6 +1,7 @@
 """This machine as a place for many runs: worker processes, and what to do when one of them dies.
 
-Each run is a process of its own, so that one that fails harms no other.
+Each run is a process of its own, so that one that fails harms no other. Where several share a GPU, one whose kernels
+fault takes the others down with it: all of them go on from their checkpoints, and only tries in vain are counted.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ import logging
 import math
 import multiprocessing
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -30,16 +28,22 @@ import torch
 
 from .attempt import BASED
 from .errors import BusyError, UsageError, first_line, sentence
+from .inputs import resolve_device
+from .mps import PRIORITY, YIELDING, multi_process_service
+from .progress import last_epoch
 from .store import Store
 from .sweep import Job, Tell, Work, conclude, conclude_if_done, critical
 from .tensorboard import TensorBoard
 from .watch import Both, PlainWatch, Watch
 
 TRIES = 3
-"""how often a run is begun or taken up again before it counts as failed"""
+"""how often a run is begun or taken up again, without getting any further than before, until it counts as failed"""
+PAUSE = 3.0
+"""seconds until a run is taken up again, times its tries: a GPU that failed may take a while to be back"""
 
 ERROR = "error.txt"
 LOG = "log.txt"
+WARNINGS = "warnings.txt"
 FINAL = 2
 """exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
 
@@ -47,12 +51,6 @@ BUSY = 3
 """exit code of a worker that found another process at work in the run's folder: no try, and no failure"""
 LOOK = 1.0
 """seconds between looks at who else is at work in the folders of jobs that wait"""
-
-PATIENCE = 5
-"""seconds that NVIDIA's MPS may take to end"""
-
-PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
-"""where MPS looks who goes first on a GPU"""
 
 log = logging.getLogger("equipoise")
 
@@ -109,6 +107,9 @@ class Local:
         """
         waiting = list(jobs)
         first = critical(jobs, self.workers)
+        # Asked once: a worker that cannot see the GPU must not go to the CPU instead, where it would take days.
+        here = resolve_device("auto").type
+        warned: set[str] = set()
         busy: list[Worker] = []
         elsewhere: list[Job] = []
         said: set[Path] = set()
@@ -129,7 +130,8 @@ class Local:
                     while len(busy) < self.workers:
                         at_work = [*(one.job for one in busy), *elsewhere]
                         taken = {job.folder for job in at_work}
-                        chosen = next_of([job for job in waiting if job.folder not in taken], at_work, self)
+                        ready = [job for job in waiting if time.monotonic() >= job.not_before]
+                        chosen = next_of([job for job in ready if job.folder not in taken], at_work, self)
                         if chosen is None:
                             break
                         waiting.remove(chosen)
@@ -137,12 +139,14 @@ class Local:
                         try:
                             with ctrl_c_kept_back():
                                 yields = bool(first) and chosen not in first
-                                busy.append(Worker(chosen, started(run, chosen, self, slot, yields), slot))
+                                busy.append(Worker(chosen, started(run, chosen, self, slot, here, yields), slot))
                         except OSError as error:  # something in the way, a full disk: it concerns this job alone
                             chosen.failure = sentence(error)
                     time.sleep(0.05)
                     over = [one for one in busy if not one.process.is_alive()]
                     busy = [one for one in busy if one not in over]
+                    for one in over:
+                        repeat_warnings(one.job.folder, warned)
                     waiting += [one.job for one in over if not ended(one.job, one.process.exitcode)]
                     elsewhere += [one.job for one in over if one.process.exitcode == BUSY]
                     tell([one.job for one in busy])
@@ -198,15 +202,20 @@ def ctrl_c_kept_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def started(run: Work, job: Job, on: Local, slot: int, yields: bool = False) -> SpawnProcess:
-    """A process that does the job, or goes on with it; one that `yields` lets others on its GPU go first."""
+def started(run: Work, job: Job, on: Local, slot: int, here: str, yields: bool) -> SpawnProcess:
+    """A process that does the job, or goes on with it, on the kind of device that is `here` where it is left open.
+
+    One that `yields` lets others on its GPU go first.
+    """
     job.tries += 1
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
     gpu = gpu_for(slot) if job.run.device in ("auto", "cuda") else None  # cuda:1 is a number among all
     said = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     if yields and PRIORITY not in os.environ:
-        said[PRIORITY] = "1"  # below normal, which is 0
+        said[PRIORITY] = YIELDING
+    if job.run.device == "auto":
+        job = replace(job, run=replace(job.run, device=here))
     args = (run, job, on, os.getpid(), said)
     process = multiprocessing.get_context("spawn").Process(target=work, args=args, daemon=True)
     process.start()
@@ -225,9 +234,15 @@ def ended(job: Job, code: int | None) -> bool:
     reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
     with contextlib.suppress(OSError):
         reason = file.read_text(errors="replace").strip() or reason
-    if code != FINAL and job.tries < TRIES:
-        log.warning("%s: %s; trying again", job.folder, reason)
-        return False
+    if code != FINAL:
+        epoch = last_epoch(job.folder)
+        reached = (-1, -1) if epoch is None else (epoch["step"], epoch["epoch"])
+        if reached > job.reached:  # it got further than ever: whatever ended it, the try was not in vain
+            job.reached, job.tries = reached, 0
+        if job.tries < TRIES:
+            log.warning("%s: %s; trying again", job.folder, reason)
+            job.not_before = time.monotonic() + PAUSE * job.tries
+            return False
     job.failure = reason
     return True
 
@@ -239,8 +254,12 @@ def work(run: Work, job: Job, on: Local, parent: int, said: Mapping[str, str]) -
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(on.threads)
     folder = job.folder
-    (folder / ERROR).unlink(missing_ok=True)
+    for name in (ERROR, WARNINGS):
+        (folder / name).unlink(missing_ok=True)
     sys.stdout = sys.stderr = words = (folder / LOG).open("a", buffering=1)
+    for handler in (logging.StreamHandler(words), logging.FileHandler(folder / WARNINGS, delay=True)):
+        handler.setLevel(logging.WARNING)
+        log.addHandler(handler)
 
     def give_up(error: BaseException, code: int) -> NoReturn:
         said = sentence(error, "--batch or --workers") or first_line(error) or repr(error)
@@ -265,7 +284,17 @@ def work(run: Work, job: Job, on: Local, parent: int, said: Mapping[str, str]) -
     except (OSError, RuntimeError, KeyboardInterrupt) as error:  # a full disk, a lost GPU: worth another try
         give_up(error, 1)
     except Exception as error:
-        give_up(error, FINAL)
+        lost = job.run.device.startswith("cuda") and not torch.cuda.is_available()  # it may be back later
+        give_up(error, 1 if lost else FINAL)
+
+
+def repeat_warnings(folder: Path, warned: set[str]) -> None:
+    """What a worker warned of, once for all runs of a queue: nobody looks into the logs of runs that end well."""
+    with contextlib.suppress(OSError):
+        for words in (folder / WARNINGS).read_text(errors="replace").splitlines():
+            if words not in warned:
+                warned.add(words)
+                log.warning("%s: %s", folder, words)
 
 
 def die_with(parent: int) -> None:
@@ -273,38 +302,3 @@ def die_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
-
-
-@contextlib.contextmanager
-def multi_process_service() -> Iterator[None]:
-    """NVIDIA's MPS while the block runs: without it, processes on one GPU take turns instead of sharing it."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if not torch.cuda.is_available() or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
-        yield
-        return
-    if control is None:
-        log.warning("nvidia-cuda-mps-control is not there: runs on one GPU take turns, which is slower")
-        yield
-        return
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a server that lingers writes there
-        # What a server sees is numbered anew for its clients, who look for the user's numbers: so it sees them all.
-        all_seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        os.environ.update(places)
-        begun = None
-        try:
-            begun = subprocess.run([control, "-d"], env=all_seen | places, capture_output=True, text=True)
-            if begun.returncode:
-                log.warning("MPS does not start (%s): runs take turns, which is slower", begun.stderr.strip())
-                for name in places:
-                    del os.environ[name]
-            yield
-        finally:
-            if begun is not None and not begun.returncode:
-                words = f"quit -t {PATIENCE}\n"  # it waits that long for its clients, then ends them
-                try:
-                    subprocess.run([control], input=words, capture_output=True, text=True, timeout=2 * PATIENCE)
-                except subprocess.TimeoutExpired:
-                    log.warning("MPS does not end: kill nvidia-cuda-mps-control if it is in the way")
-            for name in places:
-                os.environ.pop(name, None)

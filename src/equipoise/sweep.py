@@ -34,6 +34,11 @@ class Job:
     images: list[int] = field(default_factory=list)
     """how many each step trains on, over all epochs"""
     tries: int = 0
+    """how often it was begun or taken up again since it last got further"""
+    reached: tuple[int, int] = (-1, -1)
+    """step and epoch of the furthest that it got"""
+    not_before: float = 0.0
+    """when it may be taken up again, by `time.monotonic`"""
     result: Result | None = None
     failure: str | None = None
 
@@ -123,10 +128,12 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
 def critical(jobs: Sequence[Job], workers: int) -> list[Job]:
     """Those that would be left alone at the end even if they are begun first.
 
-    With an equal share of the machine, such a job takes longer than all jobs together take.
+    With an equal share of the machine, such a job takes longer than all jobs together take, of which a group computes
+    its base step once.
     """
     at_once = min(workers, len(jobs))
-    total = sum(cost(job) for job in jobs)
+    groups = {job.group or str(job.folder): sum(job.images[:1]) for job in jobs}
+    total = sum(groups.values()) + sum(cost(job) - sum(job.images[:1]) for job in jobs)
     return [job for job in jobs if at_once * cost(job) > total]
 
 

@@ -1,0 +1,64 @@
+"""NVIDIA's Multi-Process Service: without it, processes on one GPU take turns instead of sharing it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import torch
+
+PATIENCE = 5
+"""seconds that it may take to end"""
+
+PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
+"""where it looks who goes first on a GPU"""
+YIELDING = "1"
+"""below normal, which is 0"""
+
+# A queue that is killed can end nothing itself: this waits until it is gone, whatever ended it.
+LAST_WORDS = 'while kill -0 "$1" 2>/dev/null; do sleep 1; done; echo "quit -t $2" | "$3"; rm -rf "$4"'
+
+log = logging.getLogger("equipoise")
+
+
+@contextlib.contextmanager
+def multi_process_service() -> Iterator[None]:
+    """MPS while the block runs, if this machine has it, unless somebody has started it already."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if not torch.cuda.is_available() or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield
+        return
+    if control is None:
+        log.warning("nvidia-cuda-mps-control is not there: runs on one GPU take turns, which is slower")
+        yield
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a server that lingers writes there
+        # What a server sees is numbered anew for its clients, who look for the user's numbers: so it sees them all.
+        all_seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        begun = subprocess.run([control, "-d"], env=all_seen | places, capture_output=True, text=True)
+        if begun.returncode:
+            why = begun.stderr.strip() or f"code {begun.returncode}"
+            log.warning("MPS does not start (%s): runs on one GPU take turns, which is slower", why)
+            yield
+            return
+        os.environ.update(places)
+        words = ["sh", "-c", LAST_WORDS, "sh", str(os.getpid()), str(PATIENCE), control, folder]
+        heir = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            heir.kill()
+            heir.wait()
+            said = f"quit -t {PATIENCE}\n"  # it waits that long for its clients, then ends them
+            try:
+                subprocess.run([control], input=said, capture_output=True, text=True, timeout=2 * PATIENCE)
+            except subprocess.TimeoutExpired:
+                log.warning("MPS does not end: kill nvidia-cuda-mps-control if it is in the way")
+            for name in places:
+                os.environ.pop(name, None)
