@@ -309,6 +309,12 @@ def test_other_settings_in_the_same_folder_are_refused_one_by_one(capsys):
     for words, differ in cases.items():
         said = refused(capsys, 1, *SHORT, "--out", "run", *words)
         assert said == f"equipoise: run belongs to a run with other settings: {differ}; choose another --out"
+    there = Path("run/run.json")
+    there.write_text(json.dumps({**json.loads(there.read_text()), "device": "cuda", "precision": "bf16"}))
+    on_a_gpu = "equipoise: run was begun on a GPU and goes on there: run it where there is one, or choose another --out"
+    assert refused(capsys, 1, *SHORT, "--out", "run") == on_a_gpu
+    assert "seed (there 0, here 1)" in refused(capsys, 1, *SHORT, "--seed", "1", "--out", "run")
+    there.write_bytes(before["run/run.json"])
     said = refused(capsys, 1, *BRIEF, "--base", "4", "--steps", "3", "--out", "run")
     assert all(w in said for w in ("base (there 5, here 4)", "steps (there 1, here 3)", "increment (there 5, here 2)"))
     said = refused(capsys, 1, *DIGITS, "--epochs", "3", "--steps", "1", "--out", "run")

@@ -49,7 +49,7 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
     if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
         differ = [k for k in differ if k != "order"]
-    if "device" in differ and there.get("device") == "cuda":
+    if there.get("device") == "cuda" and "device" in differ and set(differ) <= {"device", "precision"}:
         raise RunError(
             f"{folder} was begun on a GPU and goes on there: run it where there is one, or choose another --out"
         )
