@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from equipoise import (
     Step,
     UsageError,
     mitigation,
+    record,
     stages,
 )
 from equipoise.cli import command
@@ -33,7 +36,7 @@ from equipoise.methods.lucir import LUCIR
 from equipoise.methods.podnet import PODNet
 from equipoise.mitigation import MITIGATIONS
 from equipoise.randomness import generator
-from equipoise.run import Run, prepare
+from equipoise.run import Run, prepare, run_name
 
 KINDS = ("memory-oversampling", "class-oversampling", "loss-rescaling", "balanced-finetuning", "separated-softmax")
 OVERSAMPLING, HALVES = KINDS[:2], ("memory-oversampling", "separated-softmax")
@@ -327,6 +330,41 @@ def test_the_command_refuses_it_with_exit_code_2(words: tuple[str, ...], capsys:
 def test_the_command_refuses_an_unknown_remedy_and_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["run", "il-baseline", "--mitigation", "oversampling", "--dataset", "digits"]) == 2
     assert "memory-oversampling" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", [ILBaseline, LUCIR])
+def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: Any) -> None:
+    """And the defaults name none: records and folders from before there were such settings are found again."""
+
+    def keys(**settings: Any) -> tuple[str, list[str]]:
+        asked = Run(method(mitigation="separated-softmax", **settings), "digits", base=6, steps=2, device="cpu")
+        return run_name(asked), prepare(asked).keys()
+
+    usual = keys()
+    assert keys(old_share=0.5, separated_mean="all") == usual
+    for settings in ({"old_share": 0.2}, {"separated_mean": "each"}):
+        name, (_, *later) = keys(**settings)
+        assert name != usual[0] and not set(later) & set(usual[1])
+        assert method(mitigation="separated-softmax", **settings).at_base() == method().at_base()
+    assert "old_share" not in record.describe(method(mitigation="separated-softmax"))
+
+
+@pytest.mark.usefixtures("isolated")
+def test_settings_of_a_remedy_reach_the_record() -> None:
+    remedy = "--mitigation separated-softmax --old-share 0.2 --separated-mean each"
+    words = f"run il-baseline {remedy} --dataset digits --memory 4 --base 8 --steps 1 --epochs 1 --device cpu --out run"
+    assert command(words.split()) == 0
+    found = json.loads(Path("run/result.json").read_text())["run"]
+    assert found["old_share"] == 0.2 and found["separated_mean"] == "each"
+    asked = ILBaseline(mitigation="separated-softmax", old_share=0.2, separated_mean="each")
+    assert Learner.load("run/model").method == asked
+
+
+def test_the_time_left_counts_the_share_of_old_images() -> None:
+    method = ILBaseline(mitigation="memory-oversampling", old_share=0.2)
+    plan = prepare(Run(method, "digits", base=5, steps=1, memory="8", device="cpu"))
+    new = int((plan.train.y >= 5).sum())
+    assert plan.images_to_train()[1] == 20 * (new + round(new / 4))
 
 
 @pytest.mark.parametrize("kind", ["none", "memory-oversampling", "class-oversampling"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import time
@@ -49,6 +50,31 @@ def test_the_readme_shows_what_is_recorded(id: str) -> None:
     own = [row for row in fill(table, recorded(RESULTS)) if not row.row.quoted]
     text = "\n".join(tables.markdown(table, own).splitlines()[2:])
     assert text in (RESULTS.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("id", ["table1", "table3", "table4", "table5", "table6"])
+def test_differences_that_the_paper_claims_have_its_sign(id: str) -> None:
+    """In each column, of all pairs of rows that the paper has more than 2 points apart."""
+    table = paper.table(id).on("cifar100")
+    cells = [cell for row in fill(table, recorded(RESULTS)) if not row.row.quoted for cell in row.cells]
+    pairs = 0
+    for a, b in itertools.combinations((cell for cell in cells if cell.ours is not None), 2):
+        assert a.cell.paper is not None and b.cell.paper is not None and a.ours is not None and b.ours is not None
+        claimed = a.cell.paper - b.cell.paper
+        if a.cell.column == b.cell.column and abs(claimed) > 2:
+            assert (a.ours - b.ours) * claimed > 0, f"{a.command} against {b.command}"
+            pairs += 1
+    assert pairs >= 2
+
+
+def test_runs_that_differ_have_titles_that_differ() -> None:
+    runs = collected(recorded(RESULTS))["runs"]
+    commands: dict[str, set[str]] = {}
+    for one in runs:
+        commands.setdefault(one["title"], set()).add(one["command"])
+    assert len(commands) > 40 and all(len(found) == 1 for found in commands.values()), commands
+    titles = " ".join(commands)
+    assert "LUCIR, Standard, no imprint, CIFAR-100" in titles and "PODNet, Standard, short last, CIFAR-100" in titles
 
 
 def test_it_is_the_same_again(made: Path, tmp_path: Path) -> None:

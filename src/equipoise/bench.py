@@ -7,7 +7,6 @@ backward pass and SGD. Rows are compared within one call, on one machine.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import queue
 import time
 from collections.abc import Iterable, Sequence
@@ -32,7 +31,7 @@ from .capture import ENGINES, Engine
 from .data import Images
 from .errors import RunError
 from .losses import Balanced, distillation
-from .machine import hardware, versions
+from .machine import cores, hardware, versions
 from .method import Recipe, Step
 from .methods.il_baseline import ILBaseline
 from .mps import multi_process_service
@@ -149,7 +148,7 @@ def loader(row: Row, images: int, batch: int, device: torch.device) -> float:
 
     net = Plain(net_of(ALL, device)).train()
     teacher = Plain(net_of(OLD, device)).eval() if row.teacher else None
-    workers = min(8, len(os.sched_getaffinity(0)))
+    workers = min(8, cores())
     batches = DataLoader(
         PerImage(synthetic(images)), batch, shuffle=True, num_workers=workers, drop_last=True, persistent_workers=True
     )
@@ -226,7 +225,7 @@ def counted(device: torch.device, bf16: bool) -> tuple[float, float]:
 def ceilings(device: torch.device, bf16: bool) -> tuple[float, float]:
     """What this machine was seen to do: FLOP/s of a large matrix product, and bytes/s of a large copy."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # of the whole machine, as packed rows use it
+    torch.set_num_threads(cores())  # of the whole machine, as packed rows use it
     side = 8192 if device.type == "cuda" else 1024
     a = torch.randn(side, side, device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
     source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)
@@ -275,7 +274,7 @@ def bench(
         "measured_flops_per_second": peak,
         "measured_bytes_per_second": bandwidth,
         "versions": versions(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "rows": [],
     }
     rows = rows_for(device, packed)

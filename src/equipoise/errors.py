@@ -37,10 +37,11 @@ class BusyError(RunError):
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """An unknown name, with the nearest known one and the list of all."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return UsageError(f"unknown {what} {name!r}: {hint}There is: {', '.join(known)}")
+    by_low = {one.lower(): one for one in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), by_low, n=1, cutoff=0.5)
+    hint = f"did you mean {by_low[close[0]]!r}? " if close else ""
+    between = "; " if any("," in one for one in by_low) else ", "
+    return UsageError(f"unknown {what} {name!r}: {hint}There is: {between.join(by_low.values())}")
 
 
 def check(

@@ -29,6 +29,7 @@ import torch
 from .attempt import BASED
 from .errors import BusyError, UsageError, first_line, sentence
 from .inputs import resolve_device
+from .machine import cores
 from .mps import PRIORITY, YIELDING, multi_process_service
 from .progress import last_epoch
 from .store import Store
@@ -57,7 +58,7 @@ log = logging.getLogger("equipoise")
 
 def usual_workers() -> int:
     """Four runs for each GPU, which a single one cannot fill; without one, a run for each core."""
-    return 4 * torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    return 4 * torch.cuda.device_count() if torch.cuda.is_available() else cores()
 
 
 def gpu_for(slot: int) -> str | None:

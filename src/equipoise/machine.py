@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import torch
 
 from . import __version__
 from .store import code_fingerprint
+
+
+def cores() -> int:
+    """CPU cores that this process may use; of all there are, where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

@@ -154,7 +154,7 @@ class Method:
     mitigation: Mitigation = "none"
     """another remedy for the bias towards new classes, instead of a loss that is one"""
     old_share: float = later(HALF)
-    """oversampling (memory-oversampling, separated-softmax): share of old classes in an epoch; SS-IL's own is 0.2"""
+    """oversampling (memory-oversampling, separated-softmax): how much of an epoch is old images; SS-IL: 0.2"""
     separated_mean: Literal["all", "each"] = later("all")
     """separated softmax: one mean over all images, or one over old and one over new ones, which are added"""
     refit_epochs: int | None = later(None)

@@ -45,7 +45,8 @@ def chosen(names: Sequence[str], dataset: str | None, rows: str | None) -> list[
         known = list(dict.fromkeys(row.name for table in tables for row in table.rows))
         meant = rows_meant(rows, known)
         tables = [replace(table, rows=tuple(row for row in table.rows if row.name in meant)) for table in tables]
-    if not any(table.rows for table in tables):
+    tables = [table for table in tables if table.rows]
+    if not tables:
         raise UsageError(f"{' and '.join(names) or 'the paper'} has nothing on {dataset}: leave out --dataset")
     return tables
 

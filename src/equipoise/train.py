@@ -275,7 +275,7 @@ def fit(
             updates_alpha = learned is not None and i % learned.every == 0
             launch[len(sources) * updates_alpha + (short and i == last - 1)]()
             on_batch(epoch + (i + 1 - first) / (last - first))
-        mean = total.item() / max(1, last - first)  # the one place in an epoch where the CPU waits for the device
+        mean = total.item() / max(1, last - first)  # where the CPU waits for the device, once an epoch
         seconds = time.perf_counter() - began
         if not math.isfinite(mean):
             advice = "lower --lr" if learned is None else "lower --lr or --alpha-lr"

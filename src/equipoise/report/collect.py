@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..compare import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
 from ..datasets import SHAPES
 from ..errors import EquipoiseError
 from ..folder import Result, flat_settings
+from ..method import Method, Recipe
 from ..paper import Table
 from ..run import run_from
 from ..show import label, protocol, reuse_words
@@ -150,13 +151,25 @@ def unusual(result: Result) -> Iterator[str]:
         yield settings["mitigation"].replace("-", " ")
     try:
         run = run_from(settings)
-        usual = run.method.recipe(SHAPES[run.dataset]).epochs
+        usual = run.method.recipe(SHAPES[run.dataset])
     except (EquipoiseError, KeyError):
-        usual = None
-    if settings["recipe"]["epochs"] != usual:
         yield f"{settings['recipe']['epochs']} epochs"
+    else:
+        yield from unusual_fields(run.method, type(run.method)(), skip=("loss", "mitigation"))
+        if run.recipe is not None:
+            yield from unusual_fields(run.recipe, usual)
     if settings.get("device") == "cuda" and (settings["precision"], engine) not in (("bf16", "fused"), ("bf16", None)):
         yield f"{settings['precision']}, {engine}"
+
+
+def unusual_fields(value: Method | Recipe, usual: Method | Recipe, skip: Sequence[str] = ()) -> Iterator[str]:
+    """What is not as usual of a method or a recipe, such as `short last`, `8 epochs`, `no imprint`."""
+    for f in fields(value):
+        one = getattr(value, f.name)
+        if f.name in skip or one == getattr(usual, f.name):
+            continue
+        name = f.name.replace("_", " ")
+        yield (name if one else f"no {name}") if isinstance(one, bool) else f"{words_for(one)} {name}"
 
 
 def words_for(value: Any) -> str:

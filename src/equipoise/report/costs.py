@@ -57,9 +57,9 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
 
     return {
         "title": table.title,
-        "caption": f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. A whole step is "
-        "training and refitting and, besides, recording kernels, choosing exemplars, measuring and saving: in runs as "
-        "short as these, that weighs more than in a real one.",
+        "caption": f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. Memory is that of the "
+        "whole run, predicting included. A whole step is training and refitting and, besides, recording kernels, "
+        "choosing exemplars, measuring and saving: in runs as short as these, that weighs more than in a real one.",
         "columns": list(COLUMNS),
         "rows": [line(row.row.name) for row in filled],
     }
