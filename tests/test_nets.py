@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import ILBaseline, UsageError
+from equipoise import LUCIR, Balanced, ILBaseline, Learner, Method, PODNet, Recipe, Relaxed
 from equipoise.heads import Head, LinearHead
-from equipoise.nets import Backbone, Net, ResNet32, SmallNet, scale
+from equipoise.nets import Backbone, HalfLinearTrunk, Net, ResNet18, ResNet32, SmallNet, scale
 from equipoise.randomness import generator
 from equipoise.state import new_net
 
@@ -248,14 +250,100 @@ def test_the_backbone_suits_the_size_of_the_images() -> None:
         ((3, 17, 9), ResNet32),
         ((3, 32, 32), ResNet32),
         ((1, 64, 64), ResNet32),
+        ((3, 65, 64), ResNet18),
+        ((3, 224, 224), ResNet18),
     ):
         backbone = method.backbone(shape)
         assert type(backbone) is kind
         assert next(backbone.parameters()).shape[1] == shape[0], "as many channels as the images have"
     assert scale((1, 16, 16)) == "tiny" and scale((3, 17, 9)) == scale((3, 64, 64)) == "small"
-    for shape in ((3, 65, 64), (3, 64, 65), (3, 224, 224)):
-        with pytest.raises(UsageError, match="64 x 64"):
-            scale(shape)
+    assert scale((3, 64, 65)) == "large"
+
+
+@pytest.mark.parametrize(
+    ("kind", "stem", "total", "sides"),
+    [
+        (ResNet18, conv(3, 64, 7), 11_176_512, (56, 28, 14, 7)),
+        (HalfLinearTrunk, conv(3, 64, 3), 11_168_832, (112, 56, 28, 14)),
+    ],
+)
+def test_nets_for_large_images_have_the_sizes_of_the_originals(
+    kind: Any, stem: int, total: int, sides: tuple[int, ...]
+) -> None:
+    """The total of ResNet-18 is the well-known 11,689,512 without its classifier of 1,000 classes."""
+    count, inside = stem + norm(64), 64
+    for wide in (64, 128, 256, 512):
+        for _ in range(2):
+            count += conv(inside, wide, 3) + norm(wide) + conv(wide, wide, 3) + norm(wide)
+            if inside != wide:
+                count += conv(inside, wide, 1) + norm(wide)
+            inside = wide
+    net = kind().eval()
+    assert parameters(net) == count == total
+    with torch.no_grad():
+        h, maps = net(noise(1, 3, 224, 224))
+    assert [tuple(m.shape) for m in maps] == [(1, w, s, s) for w, s in zip((64, 128, 256, 512), sides)]
+    assert torch.allclose(h, maps[-1].mean((2, 3))) and h.shape == (1, net.width)
+
+
+def ended_with_relu(net: Backbone) -> list[list[bool]]:
+    """Of each block of each stage, whether its output is never negative, for random weights and images."""
+    net.initialise(generator(0))
+    for m in net.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            nn.init.uniform_(m.weight, 0.5, 1.5, generator=generator(1))
+    found, x = [], noise(2, 64, 16, 16).relu()
+    for stage in net.eval().stages:
+        found.append([])
+        for block in stage:
+            x = block(x)
+            found[-1].append(bool((x >= 0).all()))
+    return found
+
+
+def test_relus_are_where_the_originals_have_them() -> None:
+    with torch.no_grad():
+        assert ended_with_relu(ResNet18()) == [[True, True]] * 4
+        assert ended_with_relu(ResNet18(last_relu=False)) == [[True, True]] * 3 + [[True, False]]
+        assert ended_with_relu(HalfLinearTrunk()) == [[True, False]] * 4
+
+
+def test_blocks_of_podnets_large_net_start_as_their_shortcuts() -> None:
+    net = HalfLinearTrunk()
+    net.initialise(generator(0))
+    first, second = net.eval().stages[1]
+    x = noise(2, 64, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(first(x), first.shortcut(x).relu()) and torch.equal(second(first(x)), first(x))
+
+
+@pytest.mark.parametrize(
+    ("method", "recipe"),
+    [
+        (ILBaseline(), Recipe(epochs=100, lr=0.1, milestones=(0.3, 0.6, 0.8, 0.9), batch=256, weight_decay=1e-4)),
+        (LUCIR(), Recipe(epochs=90, lr=0.1, milestones=(1 / 3, 2 / 3), batch=128, weight_decay=1e-4)),
+        (PODNet(), Recipe(epochs=90, lr=0.05, schedule="cosine", batch=64, weight_decay=5e-4, clamp=5.0)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_large_images_are_learned_by_the_recipes_of_the_originals(method: Method, recipe: Recipe) -> None:
+    assert method.recipe((3, 224, 224)) == recipe
+    if method.name == "lucir":
+        assert [recipe.lr_at(e) for e in (0, 29, 30, 59, 60, 89)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3, 1e-3])
+
+
+LARGE = [LUCIR(Balanced()), LUCIR(finetune=True, refit_epochs=1), PODNet(refit_epochs=1), PODNet(Relaxed())]
+
+
+@pytest.mark.parametrize("method", LARGE, ids=lambda m: f"{m.name}-{m.loss.name}")
+def test_large_images_go_through_two_steps(method: Method) -> None:
+    """70 × 66 pixels; few images, so that it takes seconds: what is asked is that all parts fit together."""
+    x = torch.randint(0, 256, (18, 3, 70, 66), generator=generator(2), dtype=torch.uint8)
+    y = torch.arange(18) % 3
+    recipe = Recipe(epochs=1, lr=0.01, milestones=(), batch=9)
+    learner = Learner(method, memory=2, recipe=recipe, device="cpu")
+    learner.learn(x[y < 2], y[y < 2]).learn(x[y == 2], y[y == 2])
+    assert learner.predict_proba(x).shape == (18, 3) and np.isfinite(learner.predict_proba(x)).all()
 
 
 def test_gradients_reach_every_weight() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -354,6 +355,31 @@ def test_what_cannot_be_done_is_one_sentence(
     err = capfd.readouterr().err
     assert says in err and "Traceback" not in err
     assert not list(here.rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("id", "row", "column", "words"),
+    [
+        ("table1", "LUCIR", "imagenet-subset-5", "--lambda-base 10.0"),
+        ("table1", "LUCIR", "imagenet-10", "--lambda-base 10.0 --finetune"),
+        ("table2", "LUCIR", "imagenet-average", "--lambda-base 10.0 --finetune"),
+        ("table1", "LUCIR, Balanced", "imagenet-5", "--lambda-base 10.0"),
+        ("table3", "LUCIR", "imagenet-5", "--lambda-base 10.0"),
+        ("table1", "PODNet", "imagenet-subset-25", "--refit-lr 0.01 --lambda-c 8.0 --lambda-f 10.0"),
+        ("table1", "PODNet", "imagenet-5", "--refit-lr 0.01 --lambda-c 8.0 --lambda-f 10.0 --weight-decay 0.0001"),
+        ("table3", "PODNet", "imagenet-subset-5", "--lambda-c 8.0 --lambda-f 10.0"),
+        ("table1", "PODNet", "cifar100-5", ""),
+        ("table1", "IL-Baseline, Meta", "imagenet-5", ""),
+    ],
+)
+def test_on_imagenet_methods_are_set_as_the_originals_set_them(id: str, row: str, column: str, words: str) -> None:
+    cells = next(one.cells for one in paper.table(id).rows if one.name == row)
+    run = next(cell.run for cell in cells if cell.column.id == column)
+    assert run is not None
+    said = re.sub(r"--(loss|dataset|steps|memory|seed|base|increment) \S+", "", words_of(run)).split()[3:]
+    assert said == words.split()
+    run.method.check_memory(20 if run.memory != "0" else 0)
+    run.method.check_refit(0 if run.memory == "0" else 20)
 
 
 def test_the_overview_names_every_table(

@@ -16,7 +16,7 @@ from .errors import UsageError, check
 from .heads import Head, LinearHead
 from .losses import Loss, Standard
 from .mitigation import HALF, Mitigation
-from .nets import Backbone, Net, Out, ResNet32, SmallNet, scale
+from .nets import Backbone, Net, Out, ResNet18, ResNet32, SmallNet, scale
 from .setting import later
 
 
@@ -199,7 +199,8 @@ class Method:
 
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
         """The feature extractor for images of shape (channels, height, width)."""
-        return SmallNet(shape[0]) if scale(shape) == "tiny" else ResNet32(shape[0])
+        kind: type[Backbone] = {"tiny": SmallNet, "small": ResNet32, "large": ResNet18}[scale(shape)]
+        return kind(shape[0])
 
     def head(self, width: int) -> Head:
         """The classifier on embeddings of that width; it starts without classes and is widened step by step."""
@@ -209,6 +210,8 @@ class Method:
         """How a step is optimised for images of that shape, unless the user says otherwise."""
         if scale(shape) == "tiny":
             return Recipe(epochs=20, lr=0.05, batch=32)
+        if scale(shape) == "large":
+            return Recipe(epochs=100, milestones=(0.3, 0.6, 0.8, 0.9), batch=256, weight_decay=1e-4)
         return Recipe()
 
     def at_base(self) -> Method:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .errors import UsageError
 from .heads import Head
 
 
@@ -26,14 +25,10 @@ class Out(NamedTuple):
     """what a head adds for its method, such as unscaled cosines"""
 
 
-def scale(shape: tuple[int, int, int]) -> Literal["tiny", "small"]:
-    """Which backbone and recipe suit images of that shape: `tiny` like digits, `small` like CIFAR."""
+def scale(shape: tuple[int, int, int]) -> Literal["tiny", "small", "large"]:
+    """Which backbone and recipe suit images of that shape: `tiny` is like digits, `small` CIFAR, `large` ImageNet."""
     side = max(shape[1:])
-    if side <= 16:
-        return "tiny"
-    if side <= 64:
-        return "small"
-    raise UsageError(f"images of {shape[1]} x {shape[2]} pixels are not supported yet: at most 64 x 64")
+    return "tiny" if side <= 16 else "small" if side <= 64 else "large"
 
 
 class Backbone(nn.Module):
@@ -85,6 +80,13 @@ class Block(nn.Module):
         return F.relu(y) if self.last_relu else y
 
 
+def stage(inside: int, wide: int, stride: int, relus: Sequence[bool]) -> nn.Sequential:
+    """A stage of residual blocks, of which the first has the stride; `relus` says which of them end with a ReLU."""
+    return nn.Sequential(
+        *(Block(wide if k else inside, wide, 1 if k else stride, relu) for k, relu in enumerate(relus))
+    )
+
+
 class ResNet32(Backbone):
     """ResNet-32 for CIFAR (He et al., 2016): 3 stages of 5 blocks, 16, 32 and 64 wide, then the mean over pixels.
 
@@ -97,15 +99,8 @@ class ResNet32(Backbone):
         super().__init__()
         self.conv = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         self.bn = nn.BatchNorm2d(16)
-        self.stages = nn.ModuleList()
-        inside = 16
-        for wide, stride in ((16, 1), (32, 2), (64, 2)):
-            blocks = []
-            for k in range(5):
-                last = wide == 64 and k == 4
-                blocks.append(Block(inside, wide, stride if k == 0 else 1, last_relu or not last))
-                inside = wide
-            self.stages.append(nn.Sequential(*blocks))
+        whole, last = [True] * 5, [True] * 4 + [last_relu]
+        self.stages = nn.ModuleList([stage(16, 16, 1, whole), stage(16, 32, 2, whole), stage(32, 64, 2, last)])
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
@@ -154,14 +149,66 @@ class LinearTrunk(Backbone):
     def initialise(self, gen: torch.Generator) -> None:
         """He initialisation (fan out), and blocks that add nothing yet."""
         super().initialise(gen)
-        for m in self.modules():
-            if isinstance(m, LinearBlock):
-                nn.init.zeros_(m.bn2.weight)
+        start_as_shortcuts(self)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
         x = F.relu(self.bn(self.conv(x)))
         return self.staged(x)
+
+
+class ResNet18(Backbone):
+    """ResNet-18 for large images (He et al., 2016): 4 stages of 2 blocks, 64 to 512 wide, then the mean over pixels.
+
+    `last_relu=False` leaves out the very last ReLU, as cosine classifiers want it.
+    """
+
+    width = 512
+
+    def __init__(self, channels: int = 3, last_relu: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+        self.bn = nn.BatchNorm2d(64)
+        self.stages = nn.ModuleList()
+        for inside, wide, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+            self.stages.append(stage(inside, wide, stride, [True, last_relu or wide < 512]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch."""
+        return self.staged(F.max_pool2d(F.relu(self.bn(self.conv(x))), 3, 2, 1))
+
+
+class HalfLinearTrunk(Backbone):
+    """PODNet's ResNet-18: its first convolution is 3×3 without a stride, and no ReLU follows a stage's second block.
+
+    The second batch norm of each block starts at 0, so that a fresh block is its shortcut.
+    """
+
+    width = 512
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+        self.bn = nn.BatchNorm2d(64)
+        self.stages = nn.ModuleList()
+        for inside, wide, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+            self.stages.append(stage(inside, wide, stride, [True, False]))
+
+    def initialise(self, gen: torch.Generator) -> None:
+        """He initialisation (fan out), and blocks that add nothing yet."""
+        super().initialise(gen)
+        start_as_shortcuts(self)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of a batch."""
+        return self.staged(F.max_pool2d(F.relu(self.bn(self.conv(x))), 3, 2, 1))
+
+
+def start_as_shortcuts(backbone: Backbone) -> None:
+    """Let the second batch norm of each block start at 0."""
+    for m in backbone.modules():
+        if isinstance(m, (Block, LinearBlock)):
+            nn.init.zeros_(m.bn2.weight)
 
 
 RESIDUAL = (ResNet32, LinearTrunk)

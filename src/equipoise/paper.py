@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .datasets import SHAPES
+from .datasets import SHAPES, UNKNOWN
 from .errors import unknown
 from .losses import Balanced, Meta, Relaxed, Standard
-from .method import Method
+from .method import Method, Recipe
 from .methods.il_baseline import ILBaseline
 from .methods.lucir import LUCIR
 from .methods.ncm import NCM
@@ -113,6 +113,29 @@ def cifar(method: Method, steps: int = 5, memory: str = "20") -> Run:
     return Run(method, "cifar100", steps=steps, memory=memory)
 
 
+def as_original(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe | None]:
+    """The method as its original is set for a data set, and its recipe where the shape of images does not tell it.
+
+    Both weigh the previous net more on ImageNet, LUCIR refits its classifier on the whole of it only, and PODNet refits
+    with a smaller learning rate; with another loss than the standard one, or without memory, there is no refit.
+    """
+    if not dataset.startswith("imagenet"):
+        return method, None
+    whole, refits = dataset == "imagenet", isinstance(method.loss, Standard) and memory != "0"
+    if isinstance(method, LUCIR):
+        return replace(method, lambda_base=10.0, finetune=whole and refits), None
+    if isinstance(method, PODNet):
+        recipe = replace(method.recipe(UNKNOWN[dataset]), weight_decay=1e-4) if whole else None
+        return replace(method, lambda_c=8.0, lambda_f=10.0, refit_lr=0.01 if refits else None), recipe
+    return method, None
+
+
+def run_of(method: Method, dataset: str, memory: str, steps: int | None = None, classes: int | None = None) -> Run:
+    """The run of a method on a data set: half of the classes and then that many steps, or so many classes at a time."""
+    method, recipe = as_original(method, dataset, memory)
+    return Run(method, dataset, base=classes, increment=classes, steps=steps, memory=memory, recipe=recipe)
+
+
 def by_steps(text: str, steps: Mapping[str, Sequence[int]], memory: str) -> tuple[Row, ...]:
     """A table whose columns are data sets and numbers of steps, after a base step with half of the classes."""
     columns = [Column(f"{d}-{t}", DATASETS[d], f"{t} steps", d) for d, ts in steps.items() for t in ts]
@@ -123,7 +146,7 @@ def by_steps(text: str, steps: Mapping[str, Sequence[int]], memory: str) -> tupl
         cells = []
         for column, value in zip(columns, values):
             t = int(column.title.split()[0])
-            run = None if method is None else Run(method, column.dataset, steps=t, memory=memory)
+            run = None if method is None else run_of(method, column.dataset, memory, steps=t)
             cells.append(Cell(column, value, run))
         rows.append(Row(name, tuple(cells), quoted=method is None))
     return tuple(rows)
@@ -143,9 +166,7 @@ def table2() -> Table:
     rows = []
     for name, values in numbers(TABLE2):
         method = ROWS.get(name)
-        if isinstance(method, LUCIR) and isinstance(method.loss, Standard):
-            method = replace(method, finetune=True)  # the original does so on the whole of ImageNet
-        run = None if method is None else Run(method, "imagenet", base=100, increment=100, memory="total:20000")
+        run = None if method is None else run_of(method, "imagenet", "total:20000", classes=100)
         cells = tuple(Cell(c, v, run, c.title) for c, v in zip(columns, values))
         rows.append(Row(name, cells, quoted=method is None))
     caption = "ImageNet in ten steps of 100 classes, 20,000 images kept in all"
@@ -226,7 +247,7 @@ def epsilon() -> Table:
                 for percent in EPSILONS:
                     # Without memory, ε = 0 is the balanced loss: the same equation, and a run that is wanted anyway.
                     loss = Balanced() if percent == "0" else Relaxed(f"{percent}%")
-                    run = Run(replace(ROWS[name], loss=loss), dataset, steps=t, memory="0")
+                    run = run_of(replace(ROWS[name], loss=loss), dataset, "0", steps=t)
                     cells = []
                     for metric in ("average", "final base", "final new"):
                         column = Column(f"{dataset}-{metric.replace(' ', '-')}", DATASETS[dataset], metric, dataset)

@@ -15,7 +15,7 @@ from ..errors import check
 from ..heads import CosineHead, Head
 from ..losses import Standard, margin_ranking
 from ..method import Method, Out, Recipe, Refit, Step
-from ..nets import Backbone, ResNet32, SmallNet, scale
+from ..nets import Backbone, ResNet18, ResNet32, SmallNet, scale
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,20 @@ class LUCIR(Method):
 
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
         """Without the last ReLU, so that cosines may be negative; the net for tiny images keeps it."""
-        return SmallNet(shape[0]) if scale(shape) == "tiny" else ResNet32(shape[0], last_relu=False)
+        if scale(shape) == "tiny":
+            return SmallNet(shape[0])
+        return (ResNet32 if scale(shape) == "small" else ResNet18)(shape[0], last_relu=False)
 
     def head(self, width: int) -> Head:
         """σ cos(h, w)."""
         return CosineHead(width)
 
     def recipe(self, shape: tuple[int, int, int]) -> Recipe:
-        """That of the original for CIFAR."""
+        """That of the original for CIFAR, or for ImageNet."""
         if scale(shape) == "tiny":
             return super().recipe(shape)
+        if scale(shape) == "large":
+            return Recipe(epochs=90, milestones=(1 / 3, 2 / 3), weight_decay=1e-4)
         return Recipe(epochs=160, milestones=(0.5, 0.75), weight_decay=5e-4)
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:

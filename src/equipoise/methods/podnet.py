@@ -15,7 +15,7 @@ from ..errors import UsageError, check
 from ..heads import Head, ProxyHead
 from ..losses import Balanced, Standard, nca, pooled_distance
 from ..method import Method, Out, Recipe, Refit, Step
-from ..nets import Backbone, LinearTrunk, SmallNet, scale
+from ..nets import Backbone, HalfLinearTrunk, LinearTrunk, SmallNet, scale
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,21 @@ class PODNet(Method):
         return PODNet(nca=self.nca, margin=self.margin) if isinstance(self.loss, Standard) else PODNet(Balanced())
 
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
-        """The original's own ResNet-32."""
-        return SmallNet(shape[0]) if scale(shape) == "tiny" else LinearTrunk(shape[0])
+        """The original's own ResNet-32 and ResNet-18."""
+        kind: type[Backbone] = {"tiny": SmallNet, "small": LinearTrunk, "large": HalfLinearTrunk}[scale(shape)]
+        return kind(shape[0])
 
     def head(self, width: int) -> Head:
         """Ten proxies to a class."""
         return ProxyHead(width)
 
     def recipe(self, shape: tuple[int, int, int]) -> Recipe:
-        """That of the original for CIFAR, whose code takes the cosine an epoch late: `--schedule cosine-late`."""
+        """That of the original for CIFAR, whose code takes the cosine an epoch late (`--schedule cosine-late`), or for
+        100 classes of ImageNet."""
         if scale(shape) == "tiny":
             return super().recipe(shape)
+        if scale(shape) == "large":
+            return Recipe(epochs=90, lr=0.05, schedule="cosine", batch=64, weight_decay=5e-4, clamp=5.0)
         return Recipe(epochs=160, schedule="cosine", weight_decay=5e-4, clamp=5.0)
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
