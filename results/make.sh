@@ -10,7 +10,7 @@ bench() { # images a second, as one table
 }
 
 tables() { # all cells of the paper's tables on CIFAR-100; the costs of the losses come last, one run at a time
-  $equipoise paper table1 table3 table6 table5 confusion table4 epsilon batches costs --dataset cifar100
+  $equipoise paper table1 table3 table6 table5 confusion table4 epsilon batches bounds costs --dataset cifar100
 }
 
 choice() { # the learning rate of α: another class order, and training images that are set aside

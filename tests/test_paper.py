@@ -431,4 +431,4 @@ def test_an_unknown_table_is_refused() -> None:
 
 
 def test_the_memory_of_a_table_is_one_that_runs_take() -> None:
-    assert {str(Budget.parse(r.memory)) for r in every_run()} == {"0", "1", "5", "10", "20", "50", "total:20000"}
+    assert {str(Budget.parse(r.memory)) for r in every_run()} == {"0", "1", "5", "10", "20", "50", "all", "total:20000"}

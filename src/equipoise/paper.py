@@ -15,6 +15,7 @@ from .datasets import SHAPES, UNKNOWN
 from .errors import unknown
 from .losses import Balanced, Meta, Relaxed, Standard
 from .method import Method, Recipe
+from .methods.bounds import FineTuning, Joint
 from .methods.il_baseline import ILBaseline
 from .methods.lucir import LUCIR
 from .methods.ncm import NCM
@@ -279,6 +280,26 @@ def batches() -> Table:
     return Table("batches", "The last batch", caption, tuple(rows))
 
 
+def bounds() -> Table:
+    """What forgetting is, and what it would be without: not in the paper, but what every reader looks for."""
+    rows = []
+    for name, method, memory in (
+        ("fine-tuning, no memory", FineTuning(), "0"),
+        ("fine-tuning, 20 kept", FineTuning(), "20"),
+        ("joint training", Joint(), "all"),
+    ):
+        cells = []
+        for metric in ("average", "final base", "final new"):
+            column = Column(f"cifar100-{metric.replace(' ', '-')}", "CIFAR-100, 5 steps", metric, "cifar100")
+            cells.append(Cell(column, None, cifar(method, memory=memory), metric))
+        rows.append(Row(name, tuple(cells)))
+    caption = (
+        "The two bounds, with the net and the recipe of IL-Baseline: plain fine-tuning, and a new net in each step "
+        "that is trained on all images of all classes so far"
+    )
+    return Table("bounds", "Bounds", caption, tuple(rows))
+
+
 def costs() -> Table:
     """What a loss costs; the paper says that Balanced costs nothing, Meta much, and that fine-tuning is saved."""
     # The rate of α costs nothing, and neither does it matter here: the shorter a run, the less it has to move.
@@ -302,7 +323,8 @@ def costs() -> Table:
 
 
 MAKERS: dict[str, Callable[[], Table]] = {
-    make.__name__: make for make in (table1, table2, table3, table4, table5, table6, confusion, epsilon, batches, costs)
+    make.__name__: make
+    for make in (table1, table2, table3, table4, table5, table6, confusion, epsilon, batches, bounds, costs)
 }
 
 

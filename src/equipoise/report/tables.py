@@ -62,7 +62,7 @@ def seeds_in(filled: Sequence[FilledRow]) -> str:
 
 
 MARKS = {"near": "†", "off": "‡"}
-LEGEND = "in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far)"
+LEGEND = "; in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far)"
 
 
 def commands_of(filled: Sequence[FilledRow]) -> Iterator[str]:
@@ -77,7 +77,8 @@ def titled(table: Table, filled: Sequence[FilledRow]) -> str:
     """What stands above a table."""
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
-    return f"{table.title}. {table.caption}. Measured, {seeds_in(filled)}; {LEGEND}.{needs}"
+    legend = LEGEND if any(cell.cell.paper is not None for row in filled for cell in row.cells) else ""
+    return f"{table.title}. {table.caption}. Measured, {seeds_in(filled)}{legend}.{needs}"
 
 
 def terminal(filled: Sequence[FilledRow]) -> Rich:
