@@ -106,7 +106,7 @@ def sample():
         "made": {"equipoise": "0.1.0", "runs": 3, "hardware": ["a GPU"], "torch": ["2.11.0"]},
         "states": {"close": "within 0.5 points"},
         "headline": [
-            {"name": "one", "ours": 43.75, "std": 0.5, "paper": 43.8, "seeds": 3},
+            {"name": "one", "ours": 43.75, "std": 0.5, "paper": 43.8, "seeds": 3, "state": "close"},
             {"name": "two", "ours": None, "std": None, "paper": 62.0, "seeds": 0},
         ],
         "tables": [{**table, "id": "t1"}, {**table, "id": "t2", "title": "Table 2"}],
@@ -221,6 +221,8 @@ def test_it_opens_from_a_file_and_asks_for_nothing(opened):
 @needs_browser
 def test_the_headline_has_both_numbers(opened):
     driver = opened(sample())
+    assert [mark.text for mark in all_of(driver, ".headline .difference.close")] == ["−0.05"]
+    assert len(all_of(driver, ".headline .difference.close i.state")) == 1
     rows = [row.text.split("\n") for row in all_of(driver, ".headline tbody tr")]
     assert [" ".join(row) for row in rows] == ["one 43.75 ± 0.50 43.80 −0.05", "two – 62.00"]
     dots = driver.execute_script(

@@ -67,6 +67,12 @@ def test_differences_that_the_paper_claims_have_its_sign(id: str) -> None:
     assert pairs >= 2
 
 
+def test_the_headline_marks_what_is_off() -> None:
+    states = {row["name"]: row["state"] for row in collected(recorded(RESULTS))["headline"]}
+    assert states["PODNet, no memory"] == "off" and states["LUCIR, no memory"] == "near"
+    assert states["PODNet, Balanced"] == "close"
+
+
 def test_runs_that_differ_have_titles_that_differ() -> None:
     runs = collected(recorded(RESULTS))["runs"]
     commands: dict[str, set[str]] = {}

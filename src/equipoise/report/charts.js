@@ -44,6 +44,11 @@ function signed(value) {
   return (Number(digits) === 0 ? "±" : value < 0 ? "−" : "+") + digits;
 }
 
+/** A difference to the paper's number, with the mark of how far it is. */
+function difference(value, state) {
+  return h("span", { class: `difference ${state || ""}` }, state && h("i", { class: "state" }), signed(value));
+}
+
 /** A number as short as it can be said, for ticks. */
 function short(value) {
   return String(Number(Number(value).toPrecision(6))).replace("-", "−");
@@ -364,7 +369,7 @@ function headlineChart(rows) {
   const line = (row) => h("tr", {}, h("th", { scope: "row" }, row.name), h("td", { class: "track" }, track(row)),
     h("td", { class: none(row.ours) ? "paper" : "ours" }, fixed(row.ours), deviation(row)),
     h("td", { class: "paper" }, fixed(row.paper)),
-    h("td", { class: "paper" }, none(row.ours) || none(row.paper) ? "" : signed(row.ours - row.paper)));
+    h("td", { class: "paper" }, !none(row.ours) && !none(row.paper) && difference(row.ours - row.paper, row.state)));
   const circle = (name, r) => s("svg", { width: 16, height: 16, "aria-hidden": "true" },
     s("circle", { class: name, cx: 8, cy: 8, r }));
   const label = (v) => s("text", { class: "tick", x: x(v), y: 14, "text-anchor": "middle" }, short(v));

@@ -69,7 +69,7 @@ def headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str,
             cell = row.cells[0]
             if cell.ours is not None and cell.cell.paper is not None:
                 numbers = {"ours": cell.ours, "std": cell.std, "paper": cell.cell.paper, "seeds": len(cell.found)}
-                chosen.append({"name": row.row.name + words, **numbers})
+                chosen.append({"name": row.row.name + words, **numbers, "state": cell.state})
     return chosen
 
 

@@ -80,10 +80,9 @@ function cellWords(cell) {
     const why = cell.state === "needs data" ? h("span", { class: "why" }, needs) : "–";
     return [h("span", { class: "ours quiet" }, why), h("span", { class: "under" }, paper)];
   }
-  const difference = !none(cell.difference) &&
-    h("span", { class: `difference ${cell.state}` }, h("i", { class: "state" }), signed(cell.difference));
+  const apart = !none(cell.difference) && difference(cell.difference, cell.state);
   const ours = h("span", { class: "ours" }, fixed(cell.ours), deviation(cell));
-  return [ours, h("span", { class: "under" }, paper, " ", difference)];
+  return [ours, h("span", { class: "under" }, paper, " ", apart)];
 }
 
 /** The numbers of a cell in words, for those who cannot see which is which. */
