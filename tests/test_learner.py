@@ -711,6 +711,18 @@ def test_predicting_goes_through_the_net_itself_whatever_it_holds() -> None:
     assert seen == [3, 3, 5]
 
 
+@pytest.mark.parametrize(("side", "sizes"), [(8, [1000, 200]), (32, [1000, 200]), (64, [250] * 4 + [200])])
+def test_large_images_are_predicted_fewer_at_a_time(side: int, sizes: list[int]) -> None:
+    x = torch.zeros(1, 3, side, side, dtype=torch.uint8).expand(sum(sizes), -1, -1, -1)
+    learner = Learner(Noisy(), memory=2, recipe=RECIPE, device="cpu")
+    learner.learn(x[:8], torch.arange(8) % 2)
+    seen: list[int] = []
+    net = learner.state_.net
+    assert net is not None
+    net.forward = lambda part: seen.append(len(part))  # type: ignore[method-assign,assignment,return-value]
+    assert len(list(learner.outputs(x))) == len(sizes) and seen == sizes
+
+
 def test_predicting_computes_with_channels_first_and_leaves_weights_and_modes_alone() -> None:
     x, y = torch.randint(0, 256, (180, 3, 12, 12), dtype=torch.uint8), torch.arange(180) % 3
     learner = Learner(ILBaseline(), memory=2, recipe=RECIPE, device="cpu").learn(x, y)

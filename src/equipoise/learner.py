@@ -27,6 +27,8 @@ from .train import Epoch, working_on
 FORMAT = 1
 """of saved learners; raised when an older version could not read them"""
 
+CHUNK = 1000 * 32 * 32
+"""pixels that are predicted at a time, at most"""
 FEW = 150
 """images that a GPU answers to sooner with weights as they lie in memory (benchmarks/README.md)"""
 
@@ -246,10 +248,14 @@ class Learner:
             raise UsageError("there are no images")
         return torch.cat([self.method.scores(out, state.extra) for out in self.outputs(x)])
 
-    def outputs(self, x: Tensor, chunk: int = 1000) -> Iterator[nets.Out]:
-        """The net's output, chunk by chunk, as in prediction; training is left as it was."""
+    def outputs(self, x: Tensor, chunk: int | None = None) -> Iterator[nets.Out]:
+        """The net's output, chunk by chunk, as in prediction; training is left as it was.
+
+        A chunk is 1,000 images of 32 × 32 pixels or less, and fewer larger ones: as many pixels at most.
+        """
         net = self._now.net
         assert net is not None
+        chunk = chunk or max(1, CHUNK // max(CHUNK // 1000, x.shape[2] * x.shape[3]))
         # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars. A
         # GPU has its fast fp32 convolutions for channels that come first in memory, unlike its bf16 ones; weights are
         # laid out so in milliseconds, which a few images do not repay.
