@@ -311,7 +311,7 @@ def test_other_settings_in_the_same_folder_are_refused_one_by_one(capsys):
         assert said == f"equipoise: run belongs to a run with other settings: {differ}; choose another --out"
     there = Path("run/run.json")
     there.write_text(json.dumps({**json.loads(there.read_text()), "device": "cuda", "precision": "bf16"}))
-    on_a_gpu = "equipoise: run was begun on a GPU and goes on there: run it where there is one, or choose another --out"
+    on_a_gpu = "equipoise: run is of a run on a GPU: use --device cuda where there is one, or choose another --out"
     assert refused(capsys, 1, *SHORT, "--out", "run") == on_a_gpu
     assert "seed (there 0, here 1)" in refused(capsys, 1, *SHORT, "--seed", "1", "--out", "run")
     there.write_bytes(before["run/run.json"])

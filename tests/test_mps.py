@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,11 +32,22 @@ def test_the_server_that_shares_gpus_numbers_them_as_its_clients_do(
 ) -> None:
     said = control_that_says(tmp_path, f"cat >> {tmp_path}/said", monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    begin, heirs = subprocess.Popen, []
+
+    class Heir(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, words: list[str], **how: Any) -> None:
+            super().__init__(words, **how)
+            if words[0] == "sh":
+                heirs.append(self)
+
+    monkeypatch.setattr("subprocess.Popen", Heir)
     with multi_process_service():
+        assert begin is not Heir and [heir.poll() for heir in heirs] == [None]
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
         assert said.read_text() == f"-d  {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n"
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
-    assert said.read_text().endswith("quit -t 5\n")
+    assert said.read_text().count("quit -t 5\n") == 1 and said.read_text().endswith("quit -t 5\n")
+    assert [heir.poll() for heir in heirs] == [-signal.SIGKILL], "it is not needed any more"
 
 
 def test_a_server_that_does_not_end_is_not_waited_for(

@@ -52,9 +52,11 @@ def test_the_readme_shows_what_is_recorded(id: str) -> None:
     assert text in (RESULTS.parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("id", ["table1", "table3", "table4", "table5", "table6"])
-def test_differences_that_the_paper_claims_have_its_sign(id: str) -> None:
-    """In each column, of all pairs of rows that the paper has more than 2 points apart."""
+@pytest.mark.parametrize(
+    ("id", "least"), [("table1", 21), ("table3", 50), ("table4", 2), ("table5", 14), ("table6", 18)]
+)
+def test_differences_that_the_paper_claims_have_its_sign(id: str, least: int) -> None:
+    """In each column, of all pairs of rows that the paper has more than 2 points apart; `least` were recorded once."""
     table = paper.table(id).on("cifar100")
     cells = [cell for row in fill(table, recorded(RESULTS)) if not row.row.quoted for cell in row.cells]
     pairs = 0
@@ -64,7 +66,7 @@ def test_differences_that_the_paper_claims_have_its_sign(id: str) -> None:
         if a.cell.column == b.cell.column and abs(claimed) > 2:
             assert (a.ours - b.ours) * claimed > 0, f"{a.command} against {b.command}"
             pairs += 1
-    assert pairs >= 2
+    assert pairs >= least
 
 
 def test_the_headline_marks_what_is_off() -> None:

@@ -298,8 +298,10 @@ def test_a_worker_that_sees_no_gpu_does_not_train_on_the_cpu_instead(
     here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a queue that began with one; where there is none, the CPU is meant."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: here == "cuda")  # workers look for themselves
-    monkeypatch.setattr("equipoise.local.PAUSE", 0.1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: here == "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers look for themselves, and see none
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr("equipoise.local.PAUSE", 0.01)
     job = Job(asked(device="auto"), tmp_path / "a")
     map(run, [job], Local(workers=1))
     if here == "cpu":
@@ -319,11 +321,35 @@ def test_only_tries_in_vain_are_counted(tmp_path: Path, monkeypatch: pytest.Monk
         job.tries += 1  # as `started` does
         return ended(job, 1)
 
-    assert not any(dies_at(0, epoch) for epoch in range(1, 9)) and job.tries == 0 and job.not_before <= time.monotonic()
+    assert not any(dies_at(0, epoch) for epoch in range(1, 9)) and job.tries == 0
     assert not dies_at(1, 1), "a later step is further, though its epochs count anew"
+    soon = job.not_before - time.monotonic()
     assert not dies_at(1, 1) and not dies_at(0, 8) and job.tries == 2 and job.failure is None
-    assert job.not_before > time.monotonic() + 1, "it is not begun again at once"
+    assert 1 < soon < 5 < 20 < job.not_before - time.monotonic(), "it is not begun again at once, and ever later"
     assert dies_at(1, 1) and job.failure == "the process ended with code 1"
+
+
+def dying(run: Run, out: Path, **more: Any) -> None:
+    """In place of a run: note that it was begun, and the first time end by a fault."""
+    with (out.parent / "begun").open("a") as f:
+        f.write(out.name)
+    if (out.parent / "begun").read_text().count(out.name) == 1:
+        os._exit(7)
+    (out / "result.json").write_text("{}")
+
+
+def test_a_run_that_dies_is_taken_up_again_before_others_are_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least of all one that would compute the base step anew that it was at; what was there before is no progress."""
+    monkeypatch.setattr("equipoise.local.PAUSE", 0.5)
+    jobs = [Job(asked(), tmp_path / name, "x") for name in "ab"]
+    old = {"step": 0, "epoch": 3, "epochs": 9, "images_per_second": 1.0}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    map(dying, jobs, Local(workers=1, store=tmp_path / "store"))  # type: ignore[arg-type]
+    assert (tmp_path / "begun").read_text() == "aabb"
+    assert jobs[0].tries == 2, "the first one was in vain"
 
 
 def warning(run: Run, out: Path, **more: Any) -> None:

@@ -34,7 +34,7 @@ from .randomness import generator
 
 SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
 """The data sets that `load` knows, and the shape of their images: channels, height, width."""
-UNKNOWN = {"imagenet-subset": (3, 224, 224), "imagenet": (3, 224, 224)}
+PLANNED = {"imagenet-subset": (3, 224, 224), "imagenet": (3, 224, 224)}
 """those that the paper has besides, and that `load` does not know yet"""
 COUNTS = {"digits": (140,) * 10, "cifar100": (500,) * 100}
 """how many training images each of their classes has: to plan runs without reading any"""

@@ -50,9 +50,7 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
         differ = [k for k in differ if k != "order"]
     if there.get("device") == "cuda" and "device" in differ and set(differ) <= {"device", "precision"}:
-        raise RunError(
-            f"{folder} was begun on a GPU and goes on there: run it where there is one, or choose another --out"
-        )
+        raise RunError(f"{folder} is of a run on a GPU: use --device cuda where there is one, or choose another --out")
     if differ:
         words = ", ".join(
             k if len(str(here.get(k))) > 50 else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ

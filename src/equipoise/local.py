@@ -40,7 +40,9 @@ from .watch import Both, PlainWatch, Watch
 TRIES = 3
 """how often a run is begun or taken up again, without getting any further than before, until it counts as failed"""
 PAUSE = 3.0
-"""seconds until a run is taken up again, times its tries: a GPU that failed may take a while to be back"""
+"""seconds until a run is taken up again, four times as many after each try in vain: a GPU may be back by then"""
+NOWHERE = (-1, -1)
+"""where a run is that has not ended an epoch"""
 
 ERROR = "error.txt"
 LOG = "log.txt"
@@ -131,8 +133,9 @@ class Local:
                     while len(busy) < self.workers:
                         at_work = [*(one.job for one in busy), *elsewhere]
                         taken = {job.folder for job in at_work}
-                        ready = [job for job in waiting if time.monotonic() >= job.not_before]
-                        chosen = next_of([job for job in ready if job.folder not in taken], at_work, self)
+                        resting = [job for job in waiting if time.monotonic() < job.not_before]
+                        free = [job for job in waiting if job not in resting and job.folder not in taken]
+                        chosen = next_of(free, [*at_work, *resting], self)
                         if chosen is None:
                             break
                         waiting.remove(chosen)
@@ -147,8 +150,10 @@ class Local:
                     over = [one for one in busy if not one.process.is_alive()]
                     busy = [one for one in busy if one not in over]
                     for one in over:
-                        repeat_warnings(one.job.folder, warned)
-                    waiting += [one.job for one in over if not ended(one.job, one.process.exitcode)]
+                        if one.process.exitcode != BUSY:  # else what is in the folder is another's
+                            repeat_warnings(one.job.folder, warned)
+                    # First again: the longest were begun first, and others may wait for the step that one was at.
+                    waiting = [one.job for one in over if not ended(one.job, one.process.exitcode)] + waiting
                     elsewhere += [one.job for one in over if one.process.exitcode == BUSY]
                     tell([one.job for one in busy])
             except KeyboardInterrupt:
@@ -211,6 +216,11 @@ def started(run: Work, job: Job, on: Local, slot: int, here: str, yields: bool) 
     job.tries += 1
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
+    if not held(job.folder):
+        for name in (ERROR, WARNINGS):
+            (job.folder / name).unlink(missing_ok=True)
+    if job.reached is None:
+        job.reached = furthest(job.folder)
     gpu = gpu_for(slot) if job.run.device in ("auto", "cuda") else None  # cuda:1 is a number among all
     said = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     if yields and PRIORITY not in os.environ:
@@ -236,27 +246,30 @@ def ended(job: Job, code: int | None) -> bool:
     with contextlib.suppress(OSError):
         reason = file.read_text(errors="replace").strip() or reason
     if code != FINAL:
-        epoch = last_epoch(job.folder)
-        reached = (-1, -1) if epoch is None else (epoch["step"], epoch["epoch"])
-        if reached > job.reached:  # it got further than ever: whatever ended it, the try was not in vain
-            job.reached, job.tries = reached, 0
+        now = furthest(job.folder)
+        if now > (job.reached or NOWHERE):  # whatever ended it, the try was not in vain
+            job.reached, job.tries = now, 0
         if job.tries < TRIES:
             log.warning("%s: %s; trying again", job.folder, reason)
-            job.not_before = time.monotonic() + PAUSE * job.tries
+            job.not_before = time.monotonic() + PAUSE * 4**job.tries
             return False
     job.failure = reason
     return True
 
 
-def work(run: Work, job: Job, on: Local, parent: int, said: Mapping[str, str]) -> None:
+def furthest(folder: Path) -> tuple[int, int]:
+    """Step and epoch that the run of a folder has come to."""
+    epoch = last_epoch(folder)
+    return NOWHERE if epoch is None else (epoch["step"], epoch["epoch"])
+
+
+def work(run: Work, job: Job, on: Local, parent: int, told: Mapping[str, str]) -> None:
     """What a worker process does. Its words go to LOG in the run's folder, the reason of a failure to ERROR."""
     os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
-    os.environ.update(said)  # CUDA looks at it when it is first used, which is later
+    os.environ.update(told)  # CUDA looks at it when it is first used, which is later
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(on.threads)
     folder = job.folder
-    for name in (ERROR, WARNINGS):
-        (folder / name).unlink(missing_ok=True)
     sys.stdout = sys.stderr = words = (folder / LOG).open("a", buffering=1)
     for handler in (logging.StreamHandler(words), logging.FileHandler(folder / WARNINGS, delay=True)):
         handler.setLevel(logging.WARNING)
@@ -285,7 +298,8 @@ def work(run: Work, job: Job, on: Local, parent: int, said: Mapping[str, str]) -
     except (OSError, RuntimeError, KeyboardInterrupt) as error:  # a full disk, a lost GPU: worth another try
         give_up(error, 1)
     except Exception as error:
-        lost = job.run.device.startswith("cuda") and not torch.cuda.is_available()  # it may be back later
+        device = torch.device(job.run.device)
+        lost = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()  # it may be back later
         give_up(error, 1 if lost else FINAL)
 
 

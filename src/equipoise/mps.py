@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -20,8 +21,8 @@ PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
 YIELDING = "1"
 """below normal, which is 0"""
 
-# A queue that is killed can end nothing itself: this waits until it is gone, whatever ended it.
-LAST_WORDS = 'while kill -0 "$1" 2>/dev/null; do sleep 1; done; echo "quit -t $2" | "$3"; rm -rf "$4"'
+# A queue that is killed can end nothing itself: this waits for the end of what the queue could write to it.
+LAST_WORDS = 'read _; echo "quit -t $1" | timeout 60 "$2"; rm -rf "$3"'
 
 log = logging.getLogger("equipoise")
 
@@ -47,18 +48,22 @@ def multi_process_service() -> Iterator[None]:
             log.warning("MPS does not start (%s): runs on one GPU take turns, which is slower", why)
             yield
             return
-        os.environ.update(places)
-        words = ["sh", "-c", LAST_WORDS, "sh", str(os.getpid()), str(PATIENCE), control, folder]
-        heir = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        heir = None
         try:
+            os.environ.update(places)
+            words = ["sh", "-c", LAST_WORDS, "sh", str(PATIENCE), control, folder]
+            heir = subprocess.Popen(words, stdin=subprocess.PIPE, **quiet)
             yield
         finally:
-            heir.kill()
-            heir.wait()
             said = f"quit -t {PATIENCE}\n"  # it waits that long for its clients, then ends them
             try:
                 subprocess.run([control], input=said, capture_output=True, text=True, timeout=2 * PATIENCE)
             except subprocess.TimeoutExpired:
                 log.warning("MPS does not end: kill nvidia-cuda-mps-control if it is in the way")
-            for name in places:
-                os.environ.pop(name, None)
+            finally:
+                for name in places:
+                    os.environ.pop(name, None)
+            if heir is not None:  # not before: until now it was still needed
+                heir.kill()
+                heir.communicate()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .datasets import SHAPES, UNKNOWN
+from .datasets import PLANNED, SHAPES
 from .errors import unknown
 from .losses import Balanced, Meta, Relaxed, Standard
 from .method import Method, Recipe
@@ -126,7 +126,7 @@ def as_original(method: Method, dataset: str, memory: str) -> tuple[Method, Reci
     if isinstance(method, LUCIR):
         return replace(method, lambda_base=10.0, finetune=whole and refits), None
     if isinstance(method, PODNet):
-        recipe = replace(method.recipe(UNKNOWN[dataset]), weight_decay=1e-4) if whole else None
+        recipe = replace(method.recipe(PLANNED[dataset]), weight_decay=1e-4) if whole else None
         return replace(method, lambda_c=8.0, lambda_f=10.0, refit_lr=0.01 if refits else None), recipe
     return method, None
 

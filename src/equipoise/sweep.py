@@ -35,8 +35,8 @@ class Job:
     """how many each step trains on, over all epochs"""
     tries: int = 0
     """how often it was begun or taken up again since it last got further"""
-    reached: tuple[int, int] = (-1, -1)
-    """step and epoch of the furthest that it got"""
+    reached: tuple[int, int] | None = None
+    """step and epoch of the furthest that it got, before it was begun here or since"""
     not_before: float = 0.0
     """when it may be taken up again, by `time.monotonic`"""
     result: Result | None = None

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .datasets import COUNTS, SHAPES, UNKNOWN
+from .datasets import COUNTS, PLANNED, SHAPES
 from .errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def command(run: Run) -> str:
         *_flags(run, usual, skip=("method", "dataset", "base", "steps", "memory", "recipe", "seed")),
         *("--seed", str(run.seed)),
     ]
-    shapes = SHAPES | UNKNOWN
+    shapes = SHAPES | PLANNED
     if run.recipe is not None and run.dataset in shapes:
         said += _flags(run.recipe, run.method.recipe(shapes[run.dataset]))
     return shlex.join(["equipoise", "run", run.method.name, "--loss", run.method.loss.name, *said])
