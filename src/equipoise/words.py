@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .datasets import COUNTS, PLANNED, SHAPES
 from .errors import DataError, UsageError
+from .setting import changed
 
 if TYPE_CHECKING:
     from .run import Run
@@ -78,12 +78,9 @@ def command(run: Run) -> str:
 
 def _flags(value: Any, usual: Any, skip: tuple[str, ...] = ()) -> Iterator[str]:
     """The flags of all fields that are not as usual, except those to skip."""
-    for f in fields(value):
-        one = getattr(value, f.name)
-        if f.name in skip or one == getattr(usual, f.name):
-            continue
-        name = f.name.replace("_", "-")
-        if isinstance(getattr(usual, f.name), bool):  # a switch; where nothing is usual, it takes a word
+    for field, one in changed(value, usual, skip):
+        name = field.replace("_", "-")
+        if isinstance(getattr(usual, field), bool):  # a switch; where nothing is usual, it takes a word
             yield f"--{name}" if one else f"--no-{name}"
         else:
             yield f"--{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from ..compare import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
 from ..datasets import SHAPES
 from ..errors import EquipoiseError
 from ..folder import Result, flat_settings
-from ..method import Method, Recipe
 from ..paper import Table
 from ..run import run_from
+from ..setting import changed
 from ..show import label, protocol, reuse_words
 from ..words import command
 from .costs import costs, machine
@@ -155,21 +155,18 @@ def unusual(result: Result) -> Iterator[str]:
     except (EquipoiseError, KeyError):
         yield f"{settings['recipe']['epochs']} epochs"
     else:
-        yield from unusual_fields(run.method, type(run.method)(), skip=("loss", "mitigation"))
-        if run.recipe is not None:
-            yield from unusual_fields(run.recipe, usual)
+        differ = [*changed(run.method, type(run.method)(), skip=("loss", "mitigation"))]
+        differ += changed(run.recipe or usual, usual)
+        yield from (setting_words(name.replace("_", " "), value) for name, value in differ)
     if settings.get("device") == "cuda" and (settings["precision"], engine) not in (("bf16", "fused"), ("bf16", None)):
         yield f"{settings['precision']}, {engine}"
 
 
-def unusual_fields(value: Method | Recipe, usual: Method | Recipe, skip: Sequence[str] = ()) -> Iterator[str]:
-    """What is not as usual of a method or a recipe, such as `short last`, `8 epochs`, `no imprint`."""
-    for f in fields(value):
-        one = getattr(value, f.name)
-        if f.name in skip or one == getattr(usual, f.name):
-            continue
-        name = f.name.replace("_", " ")
-        yield (name if one else f"no {name}") if isinstance(one, bool) else f"{words_for(one)} {name}"
+def setting_words(name: str, value: Any) -> str:
+    """A setting that is not as usual, such as `short last`, `8 epochs`, `no imprint`."""
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{words_for(value)} {name}"
 
 
 def words_for(value: Any) -> str:
