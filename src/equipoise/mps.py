@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from subprocess import DEVNULL, PIPE
 
 import torch
 
@@ -48,12 +48,11 @@ def multi_process_service() -> Iterator[None]:
             log.warning("MPS does not start (%s): runs on one GPU take turns, which is slower", why)
             yield
             return
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
         heir = None
         try:
             os.environ.update(places)
             words = ["sh", "-c", LAST_WORDS, "sh", str(PATIENCE), control, folder]
-            heir = subprocess.Popen(words, stdin=subprocess.PIPE, **quiet)
+            heir = subprocess.Popen(words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
             yield
         finally:
             said = f"quit -t {PATIENCE}\n"  # it waits that long for its clients, then ends them

@@ -125,6 +125,13 @@ class LinearBlock(nn.Module):
         return y + F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
 
 
+def start_as_shortcuts(backbone: Backbone) -> None:
+    """Let the second batch norm of each block start at 0."""
+    for m in backbone.modules():
+        if isinstance(m, (Block, LinearBlock)):
+            nn.init.zeros_(m.bn2.weight)
+
+
 class LinearTrunk(Backbone):
     """PODNet's ResNet-32: 5, 5, 4 and 1 blocks, 16, 32, 64 and 64 wide, without a ReLU between blocks.
 
@@ -157,6 +164,10 @@ class LinearTrunk(Backbone):
         return self.staged(x)
 
 
+FOUR_STAGES = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
+"""channels in, channels out and stride of the stages of a ResNet-18"""
+
+
 class ResNet18(Backbone):
     """ResNet-18 for large images (He et al., 2016): 4 stages of 2 blocks, 64 to 512 wide, then the mean over pixels.
 
@@ -170,7 +181,7 @@ class ResNet18(Backbone):
         self.conv = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
         self.bn = nn.BatchNorm2d(64)
         self.stages = nn.ModuleList()
-        for inside, wide, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        for inside, wide, stride in FOUR_STAGES:
             self.stages.append(stage(inside, wide, stride, [True, last_relu or wide < 512]))
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -191,7 +202,7 @@ class HalfLinearTrunk(Backbone):
         self.conv = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
         self.bn = nn.BatchNorm2d(64)
         self.stages = nn.ModuleList()
-        for inside, wide, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        for inside, wide, stride in FOUR_STAGES:
             self.stages.append(stage(inside, wide, stride, [True, False]))
 
     def initialise(self, gen: torch.Generator) -> None:
@@ -202,13 +213,6 @@ class HalfLinearTrunk(Backbone):
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
         return self.staged(F.max_pool2d(F.relu(self.bn(self.conv(x))), 3, 2, 1))
-
-
-def start_as_shortcuts(backbone: Backbone) -> None:
-    """Let the second batch norm of each block start at 0."""
-    for m in backbone.modules():
-        if isinstance(m, (Block, LinearBlock)):
-            nn.init.zeros_(m.bn2.weight)
 
 
 RESIDUAL = (ResNet32, LinearTrunk)
