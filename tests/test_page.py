@@ -200,6 +200,16 @@ def point_at(driver, element, x, y):
     ActionChains(driver, duration=0).move_to_element_with_offset(element, x - middle[0], y - middle[1]).perform()
 
 
+def matrix(driver):
+    """The confusion matrix of the figure, scrolled to and painted: until a frame after that it has a size of no use."""
+    driver.execute_script("arguments[0].scrollIntoView()", one(driver, "#figure-confusion"))
+    canvas = one(driver, "#figure-confusion canvas")
+    painted = "return arguments[0].closest('.matrix').style.getPropertyValue('--side')"
+    until(driver, lambda: driver.execute_script(painted, canvas))
+    assert canvas.rect["width"] > 200
+    return canvas
+
+
 def tooltip(driver):
     return one(driver, "#tooltip").text
 
@@ -383,9 +393,7 @@ def test_matrices_show_class_and_count(opened):
     driver = opened(data)
     assert all_of(driver, "canvas") == []  # drawn only when it comes into view
     assert "No confusion matrix" in one(driver, "#figure-confusion").text  # the panel whose run is not there
-    driver.execute_script("arguments[0].scrollIntoView()", one(driver, "#figure-confusion"))
-    canvas = one(driver, "#figure-confusion canvas")
-    until(driver, lambda: canvas.rect["width"] > 200)
+    canvas = matrix(driver)
     side = canvas.rect["width"] / 6
     for row, column in ((1, 2), (2, 1), (3, 3), (0, 5), (5, 0), (4, 4)):
         point_at(driver, canvas, (column + 0.5) * side, (row + 0.5) * side)
@@ -412,10 +420,7 @@ def test_a_tap_shows_values_until_another_tap(opened):
     tap(one(driver, "#figure-lines svg.lines"))
     until(driver, lambda: "classes: 20" in tooltip(driver))
     assert one(driver, "#tooltip").is_displayed()
-    driver.execute_script("arguments[0].scrollIntoView()", one(driver, "#figure-confusion"))
-    canvas = one(driver, "#figure-confusion canvas")
-    until(driver, lambda: canvas.rect["width"] > 200)
-    tap(canvas)
+    tap(matrix(driver))
     until(driver, lambda: "true class" in tooltip(driver))
     assert "classes: 20" not in tooltip(driver)
     tap(one(driver, "#figure-confusion figcaption"))
@@ -442,9 +447,7 @@ def test_cells_of_a_matrix_are_whole_pixels_and_darker_for_more(opened):
     light, dark = [], []
     for theme, seen in (("light", light), ("dark", dark)):
         driver = opened(data, theme=theme)
-        driver.execute_script("arguments[0].scrollIntoView()", one(driver, "#figure-confusion"))
-        canvas = one(driver, "#figure-confusion canvas")
-        until(driver, lambda canvas=canvas: canvas.rect["width"] > 200)
+        canvas = matrix(driver)
         size = driver.execute_script("return [arguments[0].width, arguments[0].getBoundingClientRect().width]", canvas)
         assert size[0] == size[1] and size[0] % 4 == 0
         script = """const [canvas] = arguments; const cell = canvas.width / 4;
