@@ -66,6 +66,13 @@ def check(
     raise UsageError(f"{name} must be a {'whole ' if whole else ''}number {words}, not {value}")
 
 
+def check_choice(name: str, value: object, *known: object) -> None:
+    """Refuse a setting that is none of those known."""
+    if value not in known:
+        *others, last = map(repr, known)
+        raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
+
+
 def first_line(error: BaseException) -> str:
     """What an error says first; some libraries say a page."""
     return (str(error).strip().splitlines() or [""])[0]

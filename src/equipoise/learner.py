@@ -15,7 +15,7 @@ from torch.func import functional_call
 from . import checkpoint, nets, record, stages
 from .augment import Crop
 from .data import Images
-from .errors import DataError, UsageError
+from .errors import DataError, UsageError, check_choice
 from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
 from .losses import Loss
 from .memory import Budget
@@ -80,8 +80,7 @@ class Learner:
         for name, value, kind in (("recipe", recipe, Recipe), ("augment", augment, Crop)):
             if value is not None and not isinstance(value, kind):
                 raise UsageError(f"{name} must be a {kind.__name__}(), not {value!r}")
-        if select not in ("herding", "random"):
-            raise UsageError(f"select must be 'herding' or 'random', not {select!r}")
+        check_choice("select", select, "herding", "random")
         self.method = ILBaseline() if method is None else method
         self.memory = memory
         self.select = select

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import mitigation
 from .data import Images
-from .errors import UsageError, check
+from .errors import UsageError, check, check_choice
 from .heads import Head, LinearHead
 from .losses import Loss, Standard
 from .mitigation import HALF, Mitigation
@@ -57,10 +57,8 @@ class Recipe:
         check("momentum", self.momentum, least=0, below=1)
         check("weight-decay", self.weight_decay, least=0, most=1e12)
         check("clamp", self.clamp, least=0)
-        if self.last not in ("joined", "short"):
-            raise UsageError(f"last must be 'joined' or 'short', not {self.last!r}")
-        if self.schedule not in ("steps", "cosine", "cosine-late"):
-            raise UsageError(f"schedule must be 'steps', 'cosine' or 'cosine-late', not {self.schedule!r}")
+        check_choice("last", self.last, "joined", "short")
+        check_choice("schedule", self.schedule, "steps", "cosine", "cosine-late")
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 0."""
@@ -84,13 +82,9 @@ class Refit:
     """whether the previous net goes on teaching, or the classification loss is all there is"""
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("what is trained", self.what, ("classifier", "all")),
-            ("statistics", self.statistics, ("move", "rest")),
-            ("taught", self.taught, (True, False)),
-        ):
-            if value not in known:
-                raise UsageError(f"{name} must be {known[0]!r} or {known[1]!r}, not {value!r}")
+        check_choice("what is trained", self.what, "classifier", "all")
+        check_choice("statistics", self.statistics, "move", "rest")
+        check_choice("taught", self.taught, True, False)
 
 
 REFIT = ("epochs", "lr", "milestones", "what", "statistics", "taught")

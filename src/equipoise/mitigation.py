@@ -31,12 +31,10 @@ HALF = 0.5
 def check(method: Method, *shares: int) -> None:
     """Refuse what makes no sense; `shares` are images per old class that will occur."""
     kind = method.mitigation
-    if kind not in MITIGATIONS:
-        raise UsageError(f"mitigation must be one of {', '.join(MITIGATIONS)}, not {kind!r}")
+    errors.check_choice("mitigation", kind, *MITIGATIONS)
     share, mean = method.old_share, method.separated_mean
     errors.check("old-share", share, above=0, most=0.99)
-    if mean not in ("all", "each"):
-        raise UsageError(f"separated-mean must be 'all' or 'each', not {mean!r}")
+    errors.check_choice("separated-mean", mean, "all", "each")
     if share != HALF and kind not in REPLAYING:
         raise UsageError(f"old-share goes with mitigation {' or '.join(REPLAYING)}, not with {kind}")
     if mean != "all" and kind != "separated-softmax":

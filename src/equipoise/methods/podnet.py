@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UsageError, check
+from ..errors import check, check_choice
 from ..heads import Head, ProxyHead
 from ..losses import Balanced, Standard, nca, pooled_distance
 from ..method import Method, Out, Recipe, Refit, Step
@@ -44,8 +44,7 @@ class PODNet(Method):
         check("lambda-c", self.lambda_c, least=0, most=1e6)
         check("lambda-f", self.lambda_f, least=0, most=1e6)
         check("margin", self.margin, least=0, most=10)
-        if self.nca not in ("code", "paper"):
-            raise UsageError(f"nca must be 'code' or 'paper', not {self.nca!r}")
+        check_choice("nca", self.nca, "code", "paper")
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eqs. 4 to 9 of PODNet."""
