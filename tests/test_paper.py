@@ -292,6 +292,16 @@ def test_a_speed_is_measured_with_as_few_images_as_the_loss_allows(loss: Any, mo
     assert found.base > 0 and found.later > 0 and found.mib > 0
 
 
+@pytest.mark.usefixtures("here")
+def test_the_speed_of_every_run_of_the_tables_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joint training too, which takes no memory but all."""
+    monkeypatch.setattr(speed, "in_a_process", speed.measured)
+    runs = wanted([paper.rehearsed(table) for table in paper.tables()], 1)
+    said: list[str] = []
+    assert speed.estimate(runs, said.append).seconds > 0
+    assert {words.split()[4] for words in said} >= {"il-baseline", "lucir", "podnet", "fine-tuning", "joint"}
+
+
 def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(method: Any, *rest: Any) -> speed.Speed:
         slow = isinstance(method.loss, Meta)

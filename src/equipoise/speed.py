@@ -40,7 +40,7 @@ class Speed(NamedTuple):
 
 def measured(method: Method, dataset: str, device: str) -> Speed:
     """Two steps of the product's own loop on images of noise, two epochs each; the second of each counts."""
-    learner = Learner(method, 20, device=device)
+    learner = Learner(method, "all" if method.fresh else 20, device=device)
     cuda = learner.device_.type == "cuda"
     shape, counts = SHAPES[dataset], COUNTS[dataset]
     tiny = shape[1] < 16
