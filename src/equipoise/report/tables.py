@@ -66,11 +66,15 @@ LEGEND = "; in brackets the paper's, and the difference to it († further than 
 
 
 def commands_of(filled: Sequence[FilledRow]) -> Iterator[str]:
-    """What measures each cell, a line each."""
+    """What measures each cell, a line for each run: several cells may be of one."""
     for row in filled:
+        of: dict[str, list[str]] = {}
         for cell in row.cells:
             if cell.command:
-                yield f"{row.row.name}, {cell.cell.column.group}, {cell.cell.column.title}: {cell.command}"
+                names = of.setdefault(cell.command, [row.row.name])
+                names += [word for word in (cell.cell.column.group, cell.cell.column.title) if word not in names]
+        for command, names in of.items():
+            yield f"{', '.join(names)}: {command}"
 
 
 def titled(table: Table, filled: Sequence[FilledRow]) -> str:
