@@ -10,7 +10,7 @@ bench() { # images a second, as one table
 }
 
 tables() { # all cells of the paper's tables on CIFAR-100; the costs of the losses come last, one run at a time
-  $equipoise paper table1 table3 table6 table5 confusion table4 epsilon batches bounds costs --dataset cifar100
+  $equipoise paper table1 table3 table6 table5 confusion separated table4 epsilon batches bounds costs --dataset cifar100
 }
 
 choice() { # the learning rate of α: another class order, and training images that are set aside
@@ -32,9 +32,6 @@ alone() { # where the time of a whole run goes
 
 tried() { # what else was tried where a cell was off
   $equipoise run lucir --no-imprint --dataset cifar100 --steps 5 --memory 0 --out results/tried/lucir-no-imprint
-  for words in "--old-share 0.2" "--separated-mean each" "--old-share 0.2 --separated-mean each"; do
-    $equipoise run il-baseline --mitigation separated-softmax $words --out "results/tried/separated${words// /}"
-  done
 }
 
 report() { # tables, figures and the page, from the records

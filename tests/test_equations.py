@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -408,6 +409,44 @@ def test_il_baseline_uses_its_own_temperature() -> None:
         )
         assert whole == pytest.approx(expected, rel=1e-13)
     assert ILBaseline().T == 2.0
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1, 4), (6, 4)], ids=str)
+def test_il_baseline_distils_step_by_step_or_with_whole_weights(sizes: tuple[int, ...]) -> None:
+    """As in SS-IL: the old classes of each step have a softmax of their own, and neither loss is weighed down."""
+    z, z_old, T, ends = logits(6, 10), logits(6, 6, seed=1), 2.0, list(itertools.accumulate(sizes[:-1]))
+    n_old, y = ends[-1], labels(6, list(range(10)))
+    s = step(torch.ones(10, dtype=torch.float64), torch.ones(10), n_old)
+    s.sizes, z_old = sizes, z_old[:, :n_old]
+    Lc = balanced_loss(z.tolist(), y.tolist(), [1.0] * 10)
+
+    def part(rows: Tensor, first: int, last: int) -> Rows:
+        return rows[:, first:last].tolist()
+
+    together = distillation_loss(part(z, 0, n_old), z_old.tolist(), T)
+    apart = math.fsum(distillation_loss(part(z, a, b), part(z_old, a, b), T) for a, b in zip([0, *ends], ends))
+    assert len(ends) == 1 or abs(apart - together) > 0.1
+    rho = n_old / 10
+    for weights, distil, expected in (
+        ("rho", "together", rho * together + (1 - rho) * Lc),
+        ("rho", "by-step", rho * apart + (1 - rho) * Lc),
+        ("ones", "together", together + Lc),
+        ("ones", "by-step", apart + Lc),
+    ):
+        method = ILBaseline(weights=weights, distil=distil)  # type: ignore[arg-type]
+
+        def f(z: Tensor, method: ILBaseline = method) -> Tensor:
+            return method.objective(s, y, out(z), out(z_old))
+
+        value, gradient = value_and_gradient(f, z)
+        assert value.item() == pytest.approx(expected, rel=1e-13)
+        torch.testing.assert_close(gradient, finite_differences(f, z), rtol=1e-7, atol=2e-9)
+
+
+@pytest.mark.parametrize("setting", [{"weights": "one"}, {"distil": "step"}], ids=str)
+def test_settings_of_il_baseline_that_are_not_known_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(setting))} must be '.*' or '.*', not"):
+        ILBaseline(**setting)
 
 
 @pytest.mark.parametrize("loss", [Standard(), Balanced(0.25), Relaxed(), Meta()], ids=lambda loss: loss.name)

@@ -17,6 +17,7 @@ Computer Vision and Image Understanding 225, 2022.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .errors import UsageError, check
+from .errors import UsageError, check, check_choice
 
 if TYPE_CHECKING:
     from .method import Step
@@ -50,12 +51,19 @@ def weighted_cross_entropy(z: Tensor, y: Tensor, lam: Tensor) -> Tensor:
     return F.cross_entropy(full_precision(z) + log_weights(lam).to(z.device), y)
 
 
-def distillation(z: Tensor, z_old: Tensor, T: float) -> Tensor:
-    """Eq. 2: −T² Σ_k p̂_k log p_k over the old classes, p̂ and p the softmax of z_old/T and of z/T there."""
+def distillation(z: Tensor, z_old: Tensor, T: float, parts: Sequence[int] | None = None) -> Tensor:
+    """Eq. 2: −T² Σ_k p̂_k log p_k over the old classes, p̂ and p the softmax of z_old/T and of z/T there.
+
+    With `parts`, how many classes each has, that is added up over them: a softmax is over the classes of one part.
+    """
     N_old = z_old.shape[1]
-    p_hat = F.softmax(full_precision(z_old) / T, 1)
-    log_p = F.log_softmax(full_precision(z[:, :N_old]) / T, 1)
-    return -(p_hat * log_p).sum(1).mean() * T**2
+    split = list(parts or (N_old,))
+    found = []
+    for new, old in zip(torch.split(z[:, :N_old], split, 1), torch.split(z_old, split, 1)):
+        p_hat = F.softmax(full_precision(old) / T, 1)
+        log_p = F.log_softmax(full_precision(new) / T, 1)
+        found.append(-(p_hat * log_p).sum(1).mean() * T**2)
+    return sum(found[1:], start=found[0])
 
 
 def full_precision(z: Tensor) -> Tensor:
@@ -242,8 +250,7 @@ class Meta(Loss):
         check("alpha-lr", self.alpha_lr, least=0, most=1e12)
         check("every", self.every, least=1, whole=True)
         check("hold", self.hold, above=0, below=1)
-        if self.count not in ("train", "all"):
-            raise UsageError(f"count must be 'train' or 'all', not {self.count!r}")
+        check_choice("count", self.count, "train", "all")
 
     def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
         """α n_i for old classes, n_i for new ones; α is 1 before it is learned."""

@@ -109,7 +109,7 @@ class Paper:
     """The paper's tables and figures: what there is, what is recorded, and the button that does the rest."""
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """table1 to table6, confusion, epsilon, batches, bounds, costs; without any, what there is"""
+    """table1 to table6, confusion, epsilon, batches, separated, bounds, costs; without any, what there is"""
     dataset: Annotated[str | None, hint("all")] = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes"""
     rows: Annotated[str | None, hint("all")] = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..errors import check
+from ..errors import check, check_choice
 from ..losses import distillation
 from ..method import Method, Out, Step
+from ..setting import later
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,24 @@ class ILBaseline(Method):
     name: ClassVar[str] = "il-baseline"
     T: float = 2.0
     """temperature of the distillation"""
+    weights: Literal["rho", "ones"] = later("rho")
+    """of distillation and classification: ρ and 1 − ρ, or 1 and 1 as in SS-IL"""
+    distil: Literal["together", "by-step"] = later("together")
+    """distillation: one softmax over all old classes, or one over those of each earlier step, added, as in SS-IL"""
 
     def __post_init__(self) -> None:
         check("T", self.T, above=0, most=1e6)
+        check_choice("weights", self.weights, "rho", "ones")
+        check_choice("distil", self.distil, "together", "by-step")
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eq. 1."""
         Lc = self.classify(out.z, y, s)
         if ref is None:
             return Lc
+        Ld = distillation(out.z, ref.z, self.T, (s.n_old,) if self.distil == "together" else s.sizes[:-1])
         rho = s.n_old / s.N
-        return rho * distillation(out.z, ref.z, self.T) + (1 - rho) * Lc
+        return rho * Ld + (1 - rho) * Lc if self.weights == "rho" else Ld + Lc
 
     def at_base(self) -> Method:
         """The plain cross-entropy."""
