@@ -13,6 +13,7 @@ import torch
 from equipoise import LUCIR, Balanced, Crop, ILBaseline, Learner, Meta, Method, PODNet, Recipe, Standard
 from equipoise.capture import ENGINES, prepared
 from equipoise.data import Images
+from equipoise.machine import peak_memory, recent_peak_memory
 from equipoise.method import Step
 from equipoise.mitigation import MITIGATIONS
 from equipoise.nets import Net
@@ -283,3 +284,22 @@ def test_a_stopped_step_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     half.learn(x, y)
     assert half.engine_ == whole.engine_ == "fused"
     assert torch.equal(half.logits(x), whole.logits(x))
+
+
+def test_the_memory_of_training_is_told_apart_from_that_of_predicting() -> None:
+    """What came before a step counts for the whole run, and not for the training of the step."""
+    gen = generator(6)
+    x = torch.randint(0, 256, (2000, *SHAPE), dtype=torch.uint8, generator=gen)
+    y = torch.arange(2000) % 4
+    seen: list[float] = []
+
+    def note(learner: Learner) -> None:
+        assert learner.progress_ is not None and learner.progress_.mib is not None
+        seen.append(learner.progress_.mib)
+
+    learner = Learner(ILBaseline(), memory=5, device="cuda", precision="bf16", recipe=Recipe(epochs=2, batch=16))
+    learner.learn(x[:100], y[:100], note)
+    learner.predict(x)
+    predicting = recent_peak_memory(learner.device_)
+    learner.learn(x[:100], y[:100] + 4, note)
+    assert 0 < seen[1] <= seen[3] < predicting <= peak_memory(learner.device_)

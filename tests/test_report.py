@@ -184,7 +184,7 @@ def made_up(run: Run, i: int) -> dict[str, Any]:
     settings = json.loads(json.dumps(asked(run, 100, SHAPES["cifar100"])))
     at = 20 + i / 10 + (0.0, 0.3, 1.2)[run.seed]
     step = {"top5": at, "base": at, "new": at, "latest": at, "by_step": [at]}
-    times = {"seconds": 10.0 + i, "training_seconds": 4.0 + i, "refitting_seconds": 1.0}
+    times = {"seconds": 10.0 + i, "training_seconds": 4.0 + i, "refitting_seconds": 1.0, "training_mib": 500.2 + i}
     steps = [{"step": t, "classes": 50 + 10 * t, "top1": at - t, **step, **times} for t in range(6)]
     return {
         "average_incremental_accuracy": at,
@@ -313,6 +313,7 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, d
             refits,
             f"{both / other:.2f}",
             f"{5 * (10 + i):.2f}",
+            f"{500 + i}",
             f"{1000 + i:,}",
             "Made up",
         ]
@@ -324,7 +325,7 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, d
     records.by_run[key(balanced)][0].result["hardware"]["gpu"] = "Another"
     records.by_run[key(meta)][0].result["reused"] = {"steps": [0]}
     rows = {row[0]: row[1:] for row in costs.costs(table, fill(table, records, 1))["rows"]}
-    assert rows["IL-Baseline"][3] == "–" and rows["IL-Baseline, Meta"] == ["–"] * 7
+    assert rows["IL-Baseline"][3] == "–" and rows["IL-Baseline, Meta"] == ["–"] * 8
     assert missing([meta], records) == [] and missing([meta], records, alone=True) == [meta]
     for form in (costs.markdown, costs.latex, costs.comma_separated):
         assert all(row[1] in form(made) for row in made["rows"])

@@ -35,6 +35,7 @@ from equipoise import (
     Standard,
     UsageError,
     datasets,
+    machine,
 )
 from equipoise.data import Images
 from equipoise.evaluate import forgetting
@@ -50,7 +51,7 @@ FIELDS = {
     *("average_incremental_accuracy", "average_incremental_accuracy_top5", "steps", "final", "forgetting"),
     *("confusion", "class_order", "alpha", "run", "refit", "reused", "versions", "hardware", "seconds"),
 }
-STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step"}
+STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step", "training_mib"}
 SETTINGS = {"method", "loss", "alpha", "epsilon", "dataset", "base", "steps", "memory", "order", "seed"}
 SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitting_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second", "engine"}  # the engine is null where nothing was trained
@@ -657,3 +658,17 @@ def test_two_writers_of_one_shared_step_leave_one_whole_state(tmp_path: Path, mo
     store.put("ab" * 16, other)
     assert Learner(ILBaseline(), memory=2, device="cpu").restore(store.entry("ab" * 16)) == {"who": "second"}
     assert [p.name for p in store.entry("ab" * 16).parent.iterdir()] == ["ab" * 16]
+
+
+def test_the_peak_of_memory_outlives_a_new_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, now = torch.device("cuda:3"), [5.0]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: now[0] * 2**20)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: now.__setitem__(0, 1.0))
+    monkeypatch.setattr(machine, "_before", {})
+    machine.count_memory_anew(device)
+    assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (1.0, 5.0)
+    now[0] = 4.0
+    machine.count_memory_anew(device)
+    assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (1.0, 5.0)
+    now[0] = 7.0
+    assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (7.0, 7.0)

@@ -73,10 +73,11 @@ class Attempt:
                 learner.learn(step.x, step.y, self.at_epoch_end, partial(self.tick, t), self.at_refit_epoch_end)
                 self.training = False
             accuracies = self.measure(t)
-            trained = next((line["seconds"] for line in reversed(self.lines) if line["step"] == t), 0.0)
-            spent = {"": time.perf_counter() - began, "training_": trained, **self.spent}
+            last = next((line for line in reversed(self.lines) if line["step"] == t), {"seconds": 0.0})
+            spent = {"": time.perf_counter() - began, "training_": last["seconds"], **self.spent}
             times = {f"{what}seconds": round(seconds, 3) for what, seconds in spent.items()}
-            self.records.append({"step": t, "classes": plan.edges(t)[1], **accuracies, **times})
+            took = times | {"training_mib": last.get("mib")}
+            self.records.append({"step": t, "classes": plan.edges(t)[1], **accuracies, **took})
             self.spent = dict.fromkeys(BESIDES, 0.0)
             self.watch.confusion(self.confusion)
             self.watch.step(self.records[-1])

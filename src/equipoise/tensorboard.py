@@ -36,7 +36,7 @@ class TensorBoard(Watch):
         shutil.rmtree(self.folder, ignore_errors=True)
         self.writer = self.open(str(self.folder))
         for line in lines:
-            self.epoch(Epoch(**{name: line[name] for name in Epoch._fields}))
+            self.epoch(Epoch(**{name: line[name] for name in Epoch._fields if name in line}))
         for record in records:
             self.step(record)
 

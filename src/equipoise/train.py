@@ -20,6 +20,7 @@ from .capture import Aside, Engine, UnfitError, prepared
 from .data import Images
 from .errors import RunError
 from .losses import Meta
+from .machine import count_memory_anew, recent_peak_memory
 from .method import Method, Recipe, Step
 from .nets import RESIDUAL, Backbone, Features
 from .randomness import generator
@@ -49,6 +50,8 @@ class Epoch(NamedTuple):
     """in this epoch"""
     seconds: float
     """since the step began, pauses left out"""
+    mib: float | None = None
+    """memory of the GPU at its peak since the training of the step began; None on a CPU"""
 
 
 @dataclass
@@ -258,6 +261,9 @@ def fit(
         changed.append(held.at)
     if at.epoch == recipe.epochs:
         return engine  # nothing is left to do
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        count_memory_anew(device)  # what predicting took before is not what training takes
     with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
         launch, engine = prepared(engine, steps, changed, asked)
     for epoch in range(at.epoch, recipe.epochs):
@@ -286,7 +292,8 @@ def fit(
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
         images = (last - first - short) * train.size + short * rest
         speed = images / max(seconds, 1e-9)
-        on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds))
+        mib = recent_peak_memory(device) if on_gpu else None
+        on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds, mib))
         if s.net.training != moving:  # half a millisecond for all modules, and seldom needed
             s.net.train(moving)
     return engine

@@ -22,7 +22,8 @@ COLUMNS = (
     "refitting, s",
     "both, against Balanced",
     "whole steps, s",
-    "peak GPU memory, MiB",
+    "training, MiB",
+    "whole run, MiB",
     "machine",
 )
 
@@ -43,7 +44,8 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
         result = found[name]
         rival = found.get(name.split(",")[0].split(" with")[0] + ", Balanced")
         alike = rival is not None and machine(rival) == machine(result)
-        peak = result.get("hardware", {}).get("peak_memory_mib")
+        memory = [step.get("training_mib") for step in result["steps"][1:]]
+        peaks = None if None in memory else max(memory, default=None), result.get("hardware", {}).get("peak_memory_mib")
         return [
             name,
             str(result["run"]["recipe"]["epochs"]),
@@ -51,15 +53,16 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
             f"{seconds(result, 'refitting'):.2f}" if result.get("refit") else "–",
             f"{trained(result) / trained(rival):.2f}" if rival is not None and alike else "–",
             f"{seconds(result, ''):.2f}",
-            "–" if peak is None else f"{peak:,}",
+            *("–" if peak is None else f"{peak:,.0f}" for peak in peaks),
             machine(result),
         ]
 
     return {
         "title": table.title,
-        "caption": f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. Memory is that of the "
-        "whole run, predicting included. A whole step is training and refitting and, besides, recording kernels, "
-        "choosing exemplars, measuring and saving: in runs as short as these, that weighs more than in a real one.",
+        "caption": f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. Memory is the GPU's "
+        "at its peak: while steps after the base step are trained, and in the whole run, predicting included. A whole "
+        "step is training and refitting and, besides, recording kernels, choosing exemplars, measuring and saving: in "
+        "runs as short as these, that weighs more than in a real one.",
         "columns": list(COLUMNS),
         "rows": [line(row.row.name) for row in filled],
     }
