@@ -12,7 +12,7 @@ from squares import images
 from torch import Tensor
 from torch.func import functional_call
 
-from equipoise import Balanced, Crop, Learner, Out, Recipe, Relaxed, Standard, Step, UsageError, stages
+from equipoise import Balanced, Crop, Learner, Meta, Out, Recipe, Relaxed, Standard, Step, UsageError, stages
 from equipoise.data import Images
 from equipoise.heads import CosineHead
 from equipoise.losses import Loss, margin_ranking
@@ -229,17 +229,18 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-ASKED = [(LUCIR(finetune=True), 4, True), (LUCIR(), 4, False), (LUCIR(finetune=True), 0, False)]
-ASKED += [(LUCIR(finetune=True, loss=loss), 4, False) for loss in (Balanced(), Relaxed())]
-
-
-@pytest.mark.parametrize(("method", "memory", "refitted"), ASKED, ids=["asked", "not", "0", "balanced", "relaxed"])
-def test_only_the_standard_loss_refits_and_only_if_asked_and_after_the_base_step(
-    method: LUCIR, memory: int, refitted: bool, seen: Seen
-) -> None:
-    learner(method, 3, Recipe(epochs=1, batch=32), memory)
-    later = ["train", "refit"] if refitted else ["train"]
+@pytest.mark.parametrize("asked", [True, False])
+def test_it_refits_only_if_asked_and_after_the_base_step(asked: bool, seen: Seen) -> None:
+    learner(LUCIR(finetune=asked), 3, Recipe(epochs=1, batch=32), 4)
+    later = ["train", "refit"] if asked else ["train"]
     assert [(t, name) for t, name, *_ in seen] == [(0, "train"), *((t, k) for t in (1, 2) for k in later)]
+
+
+@pytest.mark.parametrize(("loss", "memory"), [(Balanced(), 4), (Relaxed(), 4), (Meta(), 4), (Standard(), 0)], ids=str)
+def test_a_refit_that_would_not_be_done_is_refused(loss: Loss, memory: int) -> None:
+    with pytest.raises(UsageError, match=r"^finetune refits .* the standard loss and a memory above 0$"):
+        Learner(LUCIR(loss, finetune=True), memory)
+    Learner(LUCIR(loss), memory)
 
 
 def test_a_refit_moves_all_rows_and_nothing_else(seen: Seen) -> None:

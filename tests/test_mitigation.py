@@ -33,6 +33,7 @@ from equipoise import (
 from equipoise.cli import command
 from equipoise.data import Images
 from equipoise.methods.lucir import LUCIR
+from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
 from equipoise.mitigation import MITIGATIONS
 from equipoise.randomness import generator
@@ -277,7 +278,8 @@ REFUSED: list[tuple[Any, dict[str, Any], Any, str]] = [
     *((ILBaseline, {"mitigation": k, "loss": Balanced()}, 4, "balanced loss") for k in KINDS),
     *((LUCIR, {"mitigation": k, "loss": loss}, 4, "loss") for k in KINDS[:2] for loss in (Relaxed(), Meta())),
     *((ILBaseline, {"mitigation": k}, memory, "memory above 0") for k in KINDS for memory in (0, "total:0")),
-    *((PODNet, {"mitigation": k}, 4, "podnet") for k in KINDS[2:]),
+    *((PODNet, {"mitigation": k}, 4, "podnet, which takes .* or class-oversampling: its own loss") for k in KINDS[2:]),
+    *((NCM, {"mitigation": k}, 4, "ncm, which takes none: nothing is trained") for k in KINDS),
     *((m, {"mitigation": "oversampling"}, 4, "memory-oversampling") for m in (ILBaseline, LUCIR, PODNet)),
     *((ILBaseline, {"mitigation": k, "old_share": 0.2}, 4, "old-share goes with") for k in ("none", *KINDS[1:4])),
     *(

@@ -140,6 +140,8 @@ class Method:
 
     mitigations: ClassVar[tuple[str, ...]] = mitigation.MITIGATIONS
     """those it goes with"""
+    others: ClassVar[str] = ""
+    """why not with others"""
     fresh: ClassVar[bool] = False
     """whether every step begins with a new net, without a teacher"""
 

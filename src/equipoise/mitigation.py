@@ -44,7 +44,8 @@ def check(method: Method, *shares: int) -> None:
     if not isinstance(method.loss, Standard):
         raise UsageError(f"mitigation {kind} goes with the standard loss: the {method.loss.name} loss is one itself")
     if kind not in method.mitigations:
-        raise UsageError(f"mitigation {kind} does not go with {method.name}")
+        takes, why = " or ".join(method.mitigations) or "none", f": {method.others}" if method.others else ""
+        raise UsageError(f"mitigation {kind} does not go with {method.name}, which takes {takes}{why}")
     if min(shares, default=1) < 1:
         raise UsageError(f"mitigation {kind} needs images of old classes: use a memory above 0")
 

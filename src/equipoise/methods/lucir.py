@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data import class_sums
-from ..errors import check
+from ..errors import UsageError, check
 from ..heads import CosineHead, Head
 from ..losses import Standard, margin_ranking
 from ..method import Method, Out, Recipe, Refit, Step
@@ -79,6 +79,15 @@ class LUCIR(Method):
         if self.imprint:
             assert isinstance(head, CosineHead)
             head.imprint(F.normalize(class_sums(F.normalize(h, dim=1), y, len(head.new)), dim=1))
+
+    def check_refit(self, share: int) -> None:
+        """Fine-tuning that is asked for and would not be done is refused."""
+        super().check_refit(share)
+        if self.finetune and (not isinstance(self.loss, Standard) or share < 1):
+            raise UsageError(
+                "finetune refits the classifier on the memory with the standard loss: leave it out, or use "
+                "the standard loss and a memory above 0"
+            )
 
     def refit(self) -> Refit | None:
         """20 epochs with learning rate 0.01, ×0.1 after 10; batch norms rest."""

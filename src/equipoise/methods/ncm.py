@@ -25,6 +25,7 @@ class NCM(Method):
 
     name: ClassVar[str] = "ncm"
     mitigations: ClassVar[tuple[str, ...]] = ()
+    others: ClassVar[str] = "nothing is trained after the base step"
     unit_length: bool = later(True)
     """whether embeddings and means are brought to length 1, so that only directions count; the paper does not say"""
 

@@ -29,6 +29,7 @@ class PODNet(Method):
 
     name: ClassVar[str] = "podnet"
     mitigations: ClassVar[tuple[str, ...]] = ("memory-oversampling", "class-oversampling")
+    others: ClassVar[str] = "its own loss is no cross-entropy, and it refits its classifier anyway"
     lambda_c: float = 3.0
     """weight of the stage outputs' distance; the original has 8 for ImageNet"""
     lambda_f: float = 1.0

@@ -24,6 +24,7 @@ class SLDA(Method):
 
     name: ClassVar[str] = "slda"
     mitigations: ClassVar[tuple[str, ...]] = ()
+    others: ClassVar[str] = "nothing is trained after the base step"
     shrinkage: float = 1e-4
     """ε"""
 
