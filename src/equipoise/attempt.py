@@ -226,7 +226,7 @@ class Attempt:
     def result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
-        refit = plan.run.method.refitting()
+        refit = plan.run.method.refitting() if self.learner.budget_.share(1) else None  # without memory there is none
         return {
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
             "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),
