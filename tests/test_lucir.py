@@ -136,9 +136,12 @@ LATER = [((5, 2), [0, 1, 5, 6, 4, 5]), ((3, 2, 1), [0, 5, 3, 4, 5, 5]), ((4, 3),
 
 
 @pytest.mark.parametrize(("sizes", "y"), LATER, ids=["two-new", "one-new", "no-old-images"])
+@pytest.mark.parametrize("ratio", ["code", "paper"])
 @pytest.mark.parametrize("loss", [Standard(), Balanced(0.5), Relaxed("0.2%")], ids=lambda loss: loss.name)
-def test_the_objective_adds_less_forget_and_ranking(loss: Loss, sizes: tuple[int, ...], y: list[int]) -> None:
-    n_old, classes, method = sum(sizes[:-1]), sum(sizes), LUCIR(loss=loss, lambda_base=4.0, m=0.6)
+def test_the_objective_adds_less_forget_and_ranking(
+    loss: Loss, ratio: Any, sizes: tuple[int, ...], y: list[int]
+) -> None:
+    n_old, classes, method = sum(sizes[:-1]), sum(sizes), LUCIR(loss=loss, lambda_base=4.0, m=0.6, ratio=ratio)
     n = [20.0 + k for k in range(n_old)] + [500.0 - 7 * k for k in range(sizes[-1])]
     head, h, h_old, s = cosine_head(*sizes), noise(6, 6), noise(6, 6, seed=1), step(loss, n, sizes)
 
@@ -152,7 +155,8 @@ def test_the_objective_adds_less_forget_and_ranking(loss: Loss, sizes: tuple[int
     cos = [[cosine(one, row) for row in rows] for one in h.tolist()]
     far = math.fsum(1 - cosine(a, b) for a, b in zip(h.tolist(), h_old.tolist())) / 6
     expected = cross_entropy([[1.7 * c for c in row] for row in cos], y, lam)
-    expected += 4.0 * math.sqrt(n_old / sizes[-1]) * far + ranking(cos, y, n_old, 2, 0.6)
+    root = math.sqrt(n_old / sizes[-1] if ratio == "code" else sizes[-1] / n_old)
+    expected += 4.0 * root * far + ranking(cos, y, n_old, 2, 0.6)
     inputs = [x.detach().requires_grad_() for x in (h, head.new, head.scale)]
     assert whole(*inputs).item() == pytest.approx(expected, rel=1e-13)
     assert torch.autograd.gradcheck(whole, inputs)
@@ -241,6 +245,8 @@ def test_a_refit_that_would_not_be_done_is_refused(loss: Loss, memory: int) -> N
     with pytest.raises(UsageError, match=r"^finetune refits .* the standard loss and a memory above 0$"):
         Learner(LUCIR(loss, finetune=True), memory)
     Learner(LUCIR(loss), memory)
+    with pytest.raises(UsageError, match=r"ask for one$"):
+        Learner(LUCIR(finetune=True, mitigation="balanced-finetuning"), 4)
 
 
 def test_a_refit_moves_all_rows_and_nothing_else(seen: Seen) -> None:
@@ -283,7 +289,9 @@ def test_the_last_relu_is_absent() -> None:
     torch.testing.assert_close(h, maps[-1].mean((2, 3)))
 
 
-@pytest.mark.parametrize("bad", [{"lambda_base": -1}, {"K": 0}, {"K": 1.5}, {"m": -0.1}, {"m": math.nan}])
+@pytest.mark.parametrize(
+    "bad", [{"lambda_base": -1}, {"K": 0}, {"K": 1.5}, {"m": -0.1}, {"m": math.nan}, {"ratio": "other"}]
+)
 def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(bad)).replace("_", "-")):
         LUCIR(**bad)

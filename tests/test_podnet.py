@@ -150,6 +150,29 @@ def test_logits_are_soft_sums_over_ten_proxies() -> None:
     assert fresh.scale == 1 and fresh.new.std().item() == pytest.approx(1 / 4, rel=0.05), "He's spread"
 
 
+def test_the_printed_similarity_is_the_cosine() -> None:
+    """As a setting of the method, with a base step of its own."""
+    h, plain = 3 * noise(4, 5), proxy_head(2, 1, 2)
+    head = PODNet(similarity="paper").head(5)
+    assert isinstance(head, ProxyHead) and not PODNet().head(5).cosine  # type: ignore[attr-defined]
+    head.double().load_state_dict(plain.state_dict())
+    rows = [*plain.old.tolist(), *plain.new.tolist()]
+    expected = []
+    for one in h.tolist():
+        s = [math.fsum(a * b for a, b in zip(unit(one), unit(w))) for w in rows]
+        parts = [s[k : k + 10] for k in range(0, len(s), 10)]
+        soft = [math.fsum(math.exp(v) * v for v in part) / math.fsum(math.exp(v) for v in part) for part in parts]
+        expected.append([2.5 * v for v in soft])
+    torch.testing.assert_close(head(h)[0], torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+    bases = {PODNet(loss, similarity=s).at_base() for loss in (Standard(), Balanced()) for s in ("code", "paper")}  # type: ignore[arg-type]
+    assert len(bases) == 4
+
+
+def test_a_margin_that_cancels_is_no_other_base_step() -> None:
+    assert PODNet(margin=2.0).at_base() == PODNet().at_base()
+    assert PODNet(margin=2.0, nca="paper").at_base() != PODNet(nca="paper").at_base()
+
+
 @pytest.mark.parametrize("margin", [0.0, 0.6, 5.0])
 def test_nca_of_the_code_does_not_know_its_margin(margin: float) -> None:
     near, y, eta = -noise(7, 5).abs(), [0, 1, 2, 3, 4, 0, 2], 2.5
@@ -304,7 +327,9 @@ def test_a_base_step_of_nca_is_not_taken_for_that_of_another_loss() -> None:
     assert plans[0].keys()[0] != plans[1].keys()[0]
 
 
-@pytest.mark.parametrize("bad", [{"lambda_c": -1}, {"lambda_f": math.nan}, {"margin": -0.1}, {"nca": "printed"}])
+@pytest.mark.parametrize(
+    "bad", [{"lambda_c": -1}, {"lambda_f": math.nan}, {"margin": -0.1}, {"nca": "printed"}, {"similarity": "cos"}]
+)
 def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(bad)).replace("_", "-")):
         PODNet(**bad)

@@ -110,9 +110,16 @@ class CosineHead(RowsHead):
 
 
 class ProxyHead(RowsHead):
-    """z = η Σ_k softmax_k(s_k) s_k over the proxies k of a class, with s = −‖ĥ − ŵ_k‖² and η learned (PODNet)."""
+    """z = η Σ_k softmax_k(s_k) s_k over the proxies k of a class, with s = −‖ĥ − ŵ_k‖² and η learned (PODNet).
+
+    Or with s = cos(h, w_k), where `cosine` is asked for.
+    """
 
     per_class = 10
+
+    def __init__(self, width: int, cosine: bool = False) -> None:
+        super().__init__(width)
+        self.cosine = cosine
 
     def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
         """Normal, He's variance for a linear layer: 1/d."""
@@ -120,7 +127,7 @@ class ProxyHead(RowsHead):
 
     def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch of embeddings, the similarities without scale, and the scale."""
-        near = 2 * F.normalize(h, dim=1) @ F.normalize(self.rows(), dim=1).T - 2
-        near = near.view(len(h), -1, self.per_class)
+        cos = F.normalize(h, dim=1) @ F.normalize(self.rows(), dim=1).T
+        near = (cos if self.cosine else 2 * cos - 2).view(len(h), -1, self.per_class)
         similarity = (near.softmax(2) * near).sum(2)
         return self.scale * similarity, {"similarity": similarity, "scale": self.scale.expand(len(h))}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..data import class_sums
-from ..errors import UsageError, check
+from ..errors import UsageError, check, check_choice
 from ..heads import CosineHead, Head
 from ..losses import Standard, margin_ranking
 from ..method import Method, Out, Recipe, Refit, Step
 from ..nets import Backbone, ResNet18, ResNet32, SmallNet, scale
+from ..setting import later
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class LUCIR(Method):
     """new classes that an image from memory is kept away from; all of them where there are fewer"""
     m: float = 0.5
     """how much nearer to its own class, in cosines"""
+    ratio: Literal["code", "paper"] = later("code")
+    """what is under the root of λ: N_old / N_new as in the authors' code, or N_new / N_old as printed"""
     imprint: bool = True
     """whether new rows begin at the mean of their features, or are drawn at random"""
     finetune: bool = False
@@ -42,13 +45,15 @@ class LUCIR(Method):
         check("lambda-base", self.lambda_base, least=0, most=1e6)
         check("K", self.K, least=1, whole=True)
         check("m", self.m, least=0, most=2)
+        check_choice("ratio", self.ratio, "code", "paper")
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eqs. 5 to 9 of LUCIR; without images from memory, no ranking."""
         Lc = self.classify(out.z, y, s)
         if ref is None:
             return Lc
-        lam = self.lambda_base * math.sqrt(s.n_old / s.sizes[-1])
+        ratio = s.n_old / s.sizes[-1]
+        lam = self.lambda_base * math.sqrt(ratio if self.ratio == "code" else 1 / ratio)
         Lg = (1 - F.cosine_similarity(out.h, ref.h)).mean()
         return Lc + lam * Lg + margin_ranking(out.extra["cos"], y, s.n_old, self.K, self.m)
 
@@ -83,6 +88,8 @@ class LUCIR(Method):
     def check_refit(self, share: int) -> None:
         """Fine-tuning that is asked for and would not be done is refused."""
         super().check_refit(share)
+        if self.finetune and self.mitigation == "balanced-finetuning":
+            raise UsageError("finetune and mitigation balanced-finetuning refit the same classifier: ask for one")
         if self.finetune and (not isinstance(self.loss, Standard) or share < 1):
             raise UsageError(
                 "finetune refits the classifier on the memory with the standard loss: leave it out, or use "

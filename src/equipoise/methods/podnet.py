@@ -16,6 +16,7 @@ from ..heads import Head, ProxyHead
 from ..losses import Balanced, Standard, nca, pooled_distance
 from ..method import Method, Out, Recipe, Refit, Step
 from ..nets import Backbone, HalfLinearTrunk, LinearTrunk, SmallNet, scale
+from ..setting import later
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class PODNet(Method):
     """NCA as the authors' code computes it, where the margin cancels, or as their paper prints it"""
     margin: float = 0.6
     """of the printed NCA"""
+    similarity: Literal["code", "paper"] = later("code")
+    """of an image to a proxy: −‖ĥ − ŵ‖², which is 2 cos − 2, as in the authors' code, or the cosine as printed"""
     finetune: bool = True
     """whether the classifier is refitted on the memory, with the standard loss"""
 
@@ -46,6 +49,7 @@ class PODNet(Method):
         check("lambda-f", self.lambda_f, least=0, most=1e6)
         check("margin", self.margin, least=0, most=10)
         check_choice("nca", self.nca, "code", "paper")
+        check_choice("similarity", self.similarity, "code", "paper")
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eqs. 4 to 9 of PODNet."""
@@ -62,7 +66,10 @@ class PODNet(Method):
 
     def at_base(self) -> Method:
         """NCA, or else the plain cross-entropy; nothing else matters yet."""
-        return PODNet(nca=self.nca, margin=self.margin) if isinstance(self.loss, Standard) else PODNet(Balanced())
+        if not isinstance(self.loss, Standard):
+            return PODNet(Balanced(), similarity=self.similarity)
+        margin = self.margin if self.nca == "paper" else PODNet.margin  # in the code's it cancels
+        return PODNet(nca=self.nca, margin=margin, similarity=self.similarity)
 
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
         """The original's own ResNet-32 and ResNet-18."""
@@ -71,7 +78,7 @@ class PODNet(Method):
 
     def head(self, width: int) -> Head:
         """Ten proxies to a class."""
-        return ProxyHead(width)
+        return ProxyHead(width, cosine=self.similarity == "paper")
 
     def recipe(self, shape: tuple[int, int, int]) -> Recipe:
         """That of the original for CIFAR, whose code takes the cosine an epoch late (`--schedule cosine-late`), or for
