@@ -124,7 +124,7 @@ def plan(tables: Sequence[Table], folder: Path, seeds: int, device: str, console
         took = speed.estimate(runs, say, shared=not alone)
         count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
     if count:
-        words = f"{count} run(s), {duration(seconds)} one after the other with shared base steps, at this speed"
+        words = f"{count} run(s), {duration(seconds)} one after the other, at this speed"
         console.print(f"{words}; up to {mib:,.0f} MiB a run", highlight=False, soft_wrap=True)
     else:
         console.print("nothing is missing")

@@ -19,7 +19,7 @@ from .errors import DataError
 from .inputs import resolve_device
 from .learner import Learner
 from .losses import Meta, Standard
-from .machine import hardware, versions
+from .machine import hardware, peak_memory, versions
 from .memory import Budget
 from .method import Method
 from .randomness import generator
@@ -62,7 +62,7 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
     learner.predict(x[:1000])
     held = 3 * sum(counts) * shape[0] * shape[1] * shape[2] / 2**20  # all images, and a padded copy
     if cuda:
-        peak = torch.cuda.max_memory_allocated(learner.device_) / 2**20
+        peak = peak_memory(learner.device_)
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     _, base, _, later = seen  # of each step, the second epoch
@@ -130,8 +130,9 @@ def estimate(runs: Sequence[Run], say: Callable[[str], None] = lambda words: Non
     for run in runs:
         speed = speed_of(run, say)
         base, *later = images_of(run)
+        recipe = record.describe(run.recipe or run.method.recipe(SHAPES[run.dataset]))
         at_base = (record.describe(run.method.at_base()), run.dataset, run.order, run.seed, run.validation)
-        key = record.digest([*at_base, base])
+        key = record.digest([*at_base, recipe, run.brightness, base])
         seconds += 0.0 if shared and key in based else base / speed.base
         seconds += (sum(later) + refit_images(run)) / speed.later
         mib = max(mib, speed.mib)

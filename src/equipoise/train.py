@@ -51,7 +51,8 @@ class Epoch(NamedTuple):
     seconds: float
     """since the step began, pauses left out"""
     mib: float | None = None
-    """memory of the GPU at its peak since the training of the step began; None on a CPU"""
+    """memory of the GPU at its peak since the training of the step began, when torch's own counting begins anew; None
+    on a CPU"""
 
 
 @dataclass
