@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from equipoise import DataError, paper
+from equipoise import Balanced, DataError, ILBaseline, paper
 from equipoise.cli import command
-from equipoise.compare import Filled, FilledRow, fill, key, missing, recorded, wanted
+from equipoise.compare import Filled, FilledRow, Found, fill, key, missing, recorded, wanted
 from equipoise.datasets import SHAPES
 from equipoise.figures import plt
 from equipoise.report import costs, pictures, report, tables
-from equipoise.report.collect import collected
+from equipoise.report.collect import as_run, collected
 from equipoise.report.pictures import numbers
 from equipoise.run import Run, asked
 
@@ -228,6 +228,23 @@ def test_every_cell_is_filled_by_its_own_records(everything: tuple[Path, dict[st
                 at = 20 + number[key(cell.cell.run)] / 10 + 0.5 + more[cell.cell.metric]  # 0.5: the mean of the seeds
                 assert cell.ours == pytest.approx(at) and cell.std == pytest.approx(0.6244998)
                 assert len(cell.found) == 3 and cell.state not in ("missing", "none", "quoted")
+
+
+def test_what_is_unlike_the_paper_is_in_the_title_and_in_the_command() -> None:
+    usual = Run(ILBaseline(Balanced()), "cifar100", steps=5)
+    result = made_up(usual, 0) | {"hardware": {"gpu": "Made up", "engine": "fused"}}
+    result["run"] |= {"device": "cuda", "precision": "bf16"}
+    plain = as_run(Found("a", result))
+    for changes, title, flags in (
+        ({"validation": 0.1}, "measured on 0.1 of the training images, set aside", "--validation 0.1"),
+        ({"order": "0"}, "class order 0", "--order 0"),
+        ({"select": "random"}, "random exemplars", "--select random"),
+        ({"augment": {"brightness": 0.247}}, "brightness 0.247", "--brightness 0.247"),
+        ({"precision": "fp32"}, "fp32, fused", "--precision fp32"),
+    ):
+        other = as_run(Found("b", {**result, "run": {**result["run"], **changes}}))
+        assert title in other["title"] and title not in plain["title"], title
+        assert flags in other["command"] and flags not in plain["command"], flags
 
 
 def test_every_figure_shows_its_own_records(everything: tuple[Path, dict[str, int]]) -> None:

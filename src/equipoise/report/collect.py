@@ -14,7 +14,7 @@ from ..datasets import SHAPES
 from ..errors import EquipoiseError
 from ..folder import Result, flat_settings
 from ..paper import Table
-from ..run import run_from
+from ..run import Run, run_from
 from ..setting import changed
 from ..show import label, protocol, reuse_words
 from ..words import command
@@ -110,7 +110,7 @@ def as_run(found: Found) -> dict[str, Any]:
     result = found.result
     settings = result["run"]
     try:
-        again = command(run_from(settings))
+        again = command(replace(run_from(settings), **other_machinery(result)))
     except EquipoiseError:
         again = None
     versions = ", ".join(f"{k} {v}" for k, v in result.get("versions", {}).items())
@@ -146,7 +146,7 @@ NAMES = {"il-baseline": "IL-Baseline", "lucir": "LUCIR", "podnet": "PODNet", "nc
 
 def unusual(result: Result) -> Iterator[str]:
     """What tells a run apart from those of the paper, in a few words."""
-    settings, engine = result["run"], result.get("hardware", {}).get("engine")
+    settings = result["run"]
     if settings["mitigation"] != "none":
         yield settings["mitigation"].replace("-", " ")
     try:
@@ -158,8 +158,26 @@ def unusual(result: Result) -> Iterator[str]:
         differ = [*changed(run.method, type(run.method)(), skip=("loss", "mitigation"))]
         differ += changed(run.recipe or usual, usual)
         yield from (setting_words(name.replace("_", " "), value) for name, value in differ)
-    if settings.get("device") == "cuda" and (settings["precision"], engine) not in (("bf16", "fused"), ("bf16", None)):
-        yield f"{settings['precision']}, {engine}"
+        asked = ((name, value) for name, value in changed(run, Run()) if name in PROTOCOL)
+        yield from (PROTOCOL[name].format(words_for(value)) for name, value in asked)
+    yield from other_machinery(result).values()
+
+
+PROTOCOL = {
+    "order": "class order {}",
+    "validation": "measured on {} of the training images, set aside",
+    "select": "{} exemplars",
+    "brightness": "brightness {}",
+}
+"""how settings of a run are said that are no method's and no recipe's"""
+
+
+def other_machinery(result: Result) -> dict[str, Any]:
+    """Precision and engine of a run on a GPU, where they are not what they are by default."""
+    settings, engine = result["run"], result.get("hardware", {}).get("engine")
+    if settings.get("device") != "cuda" or (settings["precision"], engine) in (("bf16", "fused"), ("bf16", None)):
+        return {}
+    return {"precision": settings["precision"], "engine": engine}
 
 
 def setting_words(name: str, value: Any) -> str:

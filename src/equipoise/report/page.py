@@ -32,6 +32,7 @@ class Headline(TypedDict):
     std: float | None
     paper: float | None
     seeds: int
+    state: NotRequired[str]
 
 
 class Column(TypedDict):
@@ -160,7 +161,7 @@ class RunEntry(TypedDict):
 
     id: str
     title: str
-    command: str
+    command: str | None
     average: float | None
     final: float | None
     base: float | None
