@@ -17,6 +17,7 @@ from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, compare, p
 from equipoise.cli import command, parsed_run
 from equipoise.compare import NONE, fill, key, missing, recorded, wanted
 from equipoise.datasets import COUNTS, SHAPES, load
+from equipoise.errors import unknown
 from equipoise.local import Local
 from equipoise.memory import Budget
 from equipoise.run import Run, asked, prepare, run, run_from
@@ -418,9 +419,9 @@ def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
 
 def test_a_rehearsal_has_every_row_that_has_a_run() -> None:
     for table in paper.tables():
-        rows = [row for row in table.rows if any(c.run and c.run.dataset == "cifar100" for c in row.cells)]
+        could = [(row.name, c.run) for row in table.rows for c in row.cells if c.run and c.run.dataset == "cifar100"]
         small = paper.rehearsed(table)
-        assert {row.name for row in small.rows} <= {row.name for row in rows}
+        assert {row.name for row in small.rows} == {name for name, run in could if run.steps == 5}
         assert all(c.paper is None and c.run and c.run.dataset == "digits" for row in small.rows for c in row.cells)
         for row in small.rows:
             for cell in row.cells:
@@ -438,6 +439,32 @@ DIGITS = load("digits")
 def test_an_unknown_table_is_refused() -> None:
     with pytest.raises(UsageError, match="table7"):
         paper.table("table7")
+
+
+def test_of_very_many_rows_the_nearest_are_named() -> None:
+    said = str(unknown("row", "lucir, 5 step, ε 7", [row.name for row in paper.table("epsilon").rows]))
+    assert said.startswith("unknown row 'lucir, 5 step, ε 7': did you mean 'LUCIR, 5 steps, ε ")
+    assert said.endswith("; and 28 more") and said.count(";") == 8
+
+
+def test_what_is_recorded_is_printed_with_all_its_seeds(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recorded_with(here / "results", {0: 60.0, 1: 61.0, 2: 62.0}, Run(ILBaseline(Balanced()), "cifar100", steps=5))
+    words = ["paper", "table6", "--dataset", "cifar100", "--rows", "Balanced", "--no-run", "--format", "csv"]
+    for more, said in (([], ["61.0000", "1.0000", "3"]), (["--seeds", "1"], ["60.0000", "", "1"])):
+        assert command([*words, *more]) == 0
+        (line,) = csv.DictReader(capfd.readouterr().out.splitlines())
+        assert [line["ours"], line["std"], line["seeds"]] == said
+
+
+def test_a_timing_is_found_beside_a_record_that_reused_a_step(tmp_path: Path) -> None:
+    timed = next(row.cells[0].run for row in paper.table("costs").rows)
+    assert timed is not None
+    recorded_with(tmp_path / "a", {0: 1.0}, timed)
+    (file,) = (tmp_path / "a").rglob("result.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"reused": {"steps": [0]}}))
+    assert missing([timed], recorded(tmp_path), alone=True) == [timed]
+    recorded_with(tmp_path / "b", {0: 2.0}, timed)
+    assert missing([timed], recorded(tmp_path), alone=True) == []
 
 
 def test_the_memory_of_a_table_is_one_that_runs_take() -> None:

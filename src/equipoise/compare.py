@@ -54,7 +54,8 @@ def lacking(run: Run) -> str | None:
 
 
 def recorded(folder: Path) -> Records:
-    """All results below a folder. Of two with the same settings and seed, the first by name counts."""
+    """All results below a folder. Of two with the same settings and seed, one that reused nothing counts, which may
+    be a timing, or else the first by name."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not there" if not folder.exists() else f"{folder} is not a folder")
     records = Records([], {})
@@ -64,7 +65,10 @@ def recorded(folder: Path) -> Records:
         with contextlib.suppress(EquipoiseError):  # a method or a protocol that is not ours: no cell of the paper
             run = run_from(found.result["run"])
             if run.dataset in SHAPES:
-                records.by_run.setdefault(key(run), {}).setdefault(run.seed, found)
+                by_seed = records.by_run.setdefault(key(run), {})
+                kept = by_seed.setdefault(run.seed, found)
+                if kept.result.get("reused") and not found.result.get("reused"):
+                    by_seed[run.seed] = found
     return records
 
 

@@ -36,12 +36,16 @@ class BusyError(RunError):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """An unknown name, with the nearest known one and the list of all."""
+    """An unknown name, with the nearest known one and the list of all; of very many, those that are nearest."""
     by_low = {one.lower(): one for one in sorted(known)}
-    close = difflib.get_close_matches(name.lower(), by_low, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), by_low, n=8, cutoff=0.0)
+    close = difflib.get_close_matches(name.lower(), near, n=1, cutoff=0.5)
     hint = f"did you mean {by_low[close[0]]!r}? " if close else ""
-    between = "; " if any("," in one for one in by_low) else ", "
-    return UsageError(f"unknown {what} {name!r}: {hint}There is: {between.join(by_low.values())}")
+    listed = list(by_low) if len(by_low) <= 20 else near
+    names = [by_low[one] for one in listed]
+    names += [f"and {len(by_low) - len(listed)} more"] if len(listed) < len(by_low) else []
+    between = "; " if any("," in one for one in listed) else ", "
+    return UsageError(f"unknown {what} {name!r}: {hint}There is: {between.join(names)}")
 
 
 def check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,15 @@ def locked(folder: Path) -> Iterator[None]:
         raise UsageError(f"{folder} is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"another process is at work in {folder}: wait for it, or choose another --out") from None
+        for last in (False, True):
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if last:
+                    words = f"another process is at work in {folder}: wait for it, or choose another --out"
+                    raise BusyError(words) from None
+                time.sleep(0.05)  # a queue may only have looked whether anybody is
         yield
 
 

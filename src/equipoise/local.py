@@ -40,7 +40,8 @@ from .watch import Both, PlainWatch, Watch
 TRIES = 3
 """how often a run is begun or taken up again, without getting any further than before, until it counts as failed"""
 PAUSE = 3.0
-"""seconds until a run is taken up again, four times as many after each try in vain: a GPU may be back by then"""
+"""a quarter of the seconds until a run is taken up again, four times as many after each try in vain: a GPU may be
+back by then"""
 NOWHERE = (-1, -1)
 """where a run is that has not ended an epoch"""
 

@@ -114,7 +114,7 @@ class Paper:
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes"""
     rows: Annotated[str | None, hint("all")] = None
     """only some rows: names (podnet), patterns (podnet*) or parts of names (balanced), separated by commas"""
-    seeds: int = 1
+    seeds: Annotated[int | None, hint("1, and to print what is recorded: all there are")] = None
     """seeds of each run, from 0"""
     dry_run: bool = False
     """list the runs that are missing, with the time and the memory they would take here, and do nothing"""
@@ -143,18 +143,19 @@ class Paper:
 def paper_verb(argv: list[str]) -> None:
     """Reproduce the paper's tables: what there is, what is recorded, and doing the runs that are missing."""
     f = tyro.cli(Paper, prog="equipoise paper", args=argv)
-    check("seeds", f.seeds, least=1, whole=True)
+    seeds = 1 if f.seeds is None else f.seeds
+    check("seeds", seeds, least=1, whole=True)
     check("checkpoint", f.checkpoint, least=0)
     resolve_device(f.device)
     tables = reproduce.chosen(f.names, f.dataset, f.rows)
     console = for_output()
     if not f.names:
-        reproduce.overview(tables, f.results, f.seeds, f.device, console)
+        reproduce.overview(tables, f.results, seeds, f.device, console)
         return
     if f.dataset is not None:
         reproduce.refuse_what_needs(tables)
     if f.dry_run:
-        reproduce.plan(tables, f.results, f.seeds, f.device, console)
+        reproduce.plan(tables, f.results, seeds, f.device, console)
         reproduce.refuse_what_needs(tables)
         return
     if f.no_run:
@@ -163,7 +164,7 @@ def paper_verb(argv: list[str]) -> None:
     on = Local(store=store_folder(f.store), data=f.data, checkpoint_every=f.checkpoint, tensorboard=f.tensorboard)
     if f.workers is not None:
         on = replace(on, workers=f.workers)
-    jobs = reproduce.reproduce(tables, f.results, f.seeds, f.device, on, console)
+    jobs = reproduce.reproduce(tables, f.results, seeds, f.device, on, console)
     reproduce.print_tables(tables, f.results, f.seeds, f.format, f.commands, console)
     sweep.complain(jobs)
     reproduce.refuse_what_needs(tables)
