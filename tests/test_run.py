@@ -672,3 +672,14 @@ def test_the_peak_of_memory_outlives_a_new_count(monkeypatch: pytest.MonkeyPatch
     assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (1.0, 5.0)
     now[0] = 7.0
     assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (7.0, 7.0)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"loss": Standard()}, {"order": "0"}], ids=str)
+def test_a_record_by_itself_is_refused_for_other_settings_too(
+    other: dict[str, Any], done: Done, tmp_path: Path
+) -> None:
+    """As records are kept and passed on: without the settings of their folder beside them."""
+    shutil.copy(done[0] / "result.json", tmp_path)
+    with pytest.raises(RunError, match="belongs to a run with other settings"):
+        run(small(**other), tmp_path)
+    assert run(small(), tmp_path) == done[2]

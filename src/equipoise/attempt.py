@@ -146,8 +146,8 @@ class Attempt:
                 continue
             try:
                 note = self.learner.restore(self.store.entry(self.keys[t]))
-            except DataError as error:
-                self.watch.say(f"computing a shared step again: {error}")
+            except DataError:
+                self.watch.say(f"computing a shared step again: {self.store.entry(self.keys[t])} was broken")
                 self.store.drop(self.keys[t])
                 continue
             # All of it, also of steps that this run did too: what follows belongs to that net and to no other.

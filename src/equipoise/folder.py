@@ -44,11 +44,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 def agree(folder: Path, settings: dict[str, Any]) -> None:
     """Refuse a folder that belongs to a run with other settings, and say which differ."""
-    path = folder / "run.json"
-    worth_keeping = (folder / "result.json", folder / "checkpoint" / checkpoint.INFO)
-    if not path.is_file() or not any(file.is_file() for file in worth_keeping):
+    path, result = folder / "run.json", folder / "result.json"
+    if path.is_file() and (result.is_file() or (folder / "checkpoint" / checkpoint.INFO).is_file()):
+        recorded = checkpoint.read_json(path)
+    elif result.is_file():  # a record by itself
+        known = read_result(folder)
+        recorded = {**known["run"], "class_order": known["class_order"]}
+    else:
         return
-    recorded = checkpoint.read_json(path)
     if not isinstance(recorded, dict):
         raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
     there, here = flat_settings(completed(recorded)), flat_settings(json.loads(json.dumps(settings)))
@@ -79,12 +82,30 @@ def read_result(folder: Path) -> Result:
     """The recorded result of a run's folder."""
     path = folder / "result.json"
     if not path.is_file():
-        state = "not finished" if (folder / "run.json").is_file() else "not a run's folder"
+        not_finished = (folder / "run.json").is_file()
+        state = "not finished: run it again" if not_finished else "not a run's folder, nor does it hold any: name one"
         raise DataError(f"{folder} has no result.json: it is {state}")
     result: Any = checkpoint.read_json(path)
     whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"]
     kinds = whole and all(isinstance(result[name], dict) for name in ("run", "final"))
     named = kinds and result["run"].keys() >= SETTINGS and {"top1", "base", "new"} <= result["final"].keys()
-    if not named or not isinstance(result["run"]["recipe"], dict):
+    if not named or not isinstance(result["run"]["recipe"], dict) or not _measured(result):
         raise DataError(f"{path} is not the result of a run: delete it and run again")
     return {**result, "run": completed(result["run"])}
+
+
+def _measured(result: Result) -> bool:
+    """Whether numbers are where a result has numbers."""
+    steps, matrix = result["steps"], result["confusion"]
+    if not all(isinstance(many, list) for many in (steps, matrix, result["alpha"], result["class_order"])):
+        return False
+    if not all(isinstance(step, dict) and _number(step.get("top1")) for step in steps):
+        return False
+    square = all(isinstance(row, list) and len(row) == len(matrix) and all(map(_number, row)) for row in matrix)
+    return (
+        square and bool(matrix) and all(map(_number, (result["average_incremental_accuracy"], result["final"]["top1"])))
+    )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
