@@ -222,6 +222,47 @@ def test_a_corrupt_result_is_named(capsys, runs, text):
         assert "runs/meta/result.json is" in refused(capsys, 1, *folders)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"steps": 5},
+        {"steps": [{}]},
+        {"average_incremental_accuracy": "x"},
+        {"confusion": []},
+        {"confusion": [[1, 2], [3]]},
+        {"class_order": None},
+        {"final": {"top1": "a", "base": 1, "new": 2}},
+    ],
+    ids=str,
+)
+def test_a_result_with_no_numbers_where_numbers_belong_is_named(capsys, runs, damage):
+    (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | damage))
+    assert "runs/meta/result.json is not the result of a run" in refused(capsys, 1, runs)
+    assert command(["report", str(runs)]) == 1
+    assert "runs/meta/result.json is not the result of a run" in capsys.readouterr().err
+
+
+def test_a_seed_that_was_recorded_twice_counts_once(capsys, runs):
+    before = shown(capsys, runs)
+    shutil.copytree(runs / "balanced-1", runs / "once-more")
+    assert shown(capsys, runs) == before
+
+
+def test_kernels_of_a_gpu_are_told_apart(capsys, runs):
+    for name, engine in (("balanced-0", "fused"), ("balanced-1", "fused"), ("balanced-2", "eager")):
+        r = result(runs / name)
+        r["run"]["device"], r["hardware"]["engine"] = "cuda", engine
+        (runs / name / "result.json").write_text(json.dumps(r))
+    rows = table(shown(capsys, *(runs / f"balanced-{k}" for k in range(3))))[1]
+    assert [(row["engine"], row["seeds"]) for row in rows] == [("fused", "2"), ("eager", "1")]
+
+
+def test_more_settings_than_a_picture_has_room_for(capsys, runs):
+    many = [changed(runs / "standard", runs / f"lr-{k}", lr=0.1 + k) for k in range(25)]
+    assert command(["show", *map(str, many), "--figures", "some"]) == 2
+    assert "at most 24 settings, and these are 25: name fewer folders" in capsys.readouterr().err
+
+
 def test_pictures_where_none_can_be_written(capsys, runs):
     Path("file").write_text("precious")
     assert command(["show", str(runs), "--figures", "file"]) == 1

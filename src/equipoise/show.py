@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import methods
-from .errors import DataError
+from .errors import DataError, UsageError
 from .folder import Result, flat_settings, read_result
 from .method import Method, Recipe
 from .record import digest
@@ -24,6 +24,10 @@ from .record import digest
 SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
 SAID |= {"seed", "data", "normalise", "pad", "flip", "validation"}
 """settings that a table shows in its own way, or that follow from others"""
+
+
+DRAWN = 24
+"""settings that a picture has room for"""
 
 
 def for_output() -> Console:
@@ -36,19 +40,26 @@ def load_results(folders: Sequence[Path]) -> list[Result]:
     found: dict[Path, None] = {}  # each run once, however often it is named
     for folder in folders:
         if not folder.is_dir():
-            raise DataError(f"{folder} is not there" if not folder.exists() else f"{folder} is not a folder")
+            state = "is not there" if not folder.exists() else "is not a folder"
+            raise DataError(f"{folder} {state}: name the folder of a run, or one that holds such folders")
         inside = sorted(path.parent for path in folder.rglob("result.json"))
         found |= dict.fromkeys(path.resolve() for path in inside or [folder])
     return [read_result(path) for path in found]
 
 
 def grouped(results: Sequence[Result]) -> list[list[Result]]:
-    """Results that differ in the seed only, together; in the order in which they first come."""
-    groups: dict[str, list[Result]] = {}
+    """Results that differ in the seed only, together, one of each seed; in the order in which they first come."""
+    groups: dict[str, dict[int, Result]] = {}
     for result in results:
-        same = {k: v for k, v in result["run"].items() if k != "seed"}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
-    return list(groups.values())
+        same = {k: v for k, v in settings_of(result).items() if k != "seed"}
+        groups.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(result["run"]["seed"], result)
+    return [list(group.values()) for group in groups.values()]
+
+
+def settings_of(result: Result) -> dict[str, Any]:
+    """A run's settings, and the kernels of a GPU that it was trained by, as they are told apart and shown."""
+    settings, engine = result["run"], result.get("hardware", {}).get("engine")
+    return {**settings, "engine": engine} if settings.get("device") == "cuda" and engine else settings
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> str:
@@ -113,7 +124,7 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
     }
     if any(g[0]["run"]["validation"] for g in groups):  # nobody is to take these accuracies for those of test images
         columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
-    settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
+    settings = [{k: str(v) for k, v in flat_settings(settings_of(g[0])).items() if v is not None} for g in groups]
     for name in dict.fromkeys(k for s in settings for k in s if k not in SAID):
         if tells_apart(name, settings):
             values = [s.get(name, "–") for s in settings]
@@ -184,6 +195,8 @@ def figures_for(results: Sequence[Result], folder: Path) -> list[Path]:
     from . import figures  # matplotlib is slow to import, and only pictures need it
 
     groups = grouped(results)
+    if len(groups) > DRAWN:
+        raise UsageError(f"pictures show at most {DRAWN} settings, and these are {len(groups)}: name fewer folders")
     columns, same = differences(groups)
     plain = ("method", "loss", "data", "classes")
     named = [[v[i] if k in plain else f"{k} {v[i]}" for k, v in columns.items()] for i in range(len(groups))]
