@@ -67,6 +67,9 @@ def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.Capture
     assert record["hardware"]["cpu"] and record["versions"]["torch"] == torch.__version__
     assert command(["bench", "--images", "8", "--batch", "16"]) == 2
     assert "images must be a whole number of 32 or more" in capsys.readouterr().err
+    for where, code in ((tmp_path, 2), (out / "record.json", 1)):  # a folder; and a file where a folder is needed
+        assert command(["bench", "--images", "32", "--batch", "16", "--out", str(where)]) == code
+        assert capsys.readouterr().out == "", "said before anything is measured"
 
 
 def test_the_text_shows_what_was_recorded() -> None:

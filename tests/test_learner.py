@@ -544,6 +544,7 @@ def test_predicting_bad_images(images: Any, message: str, two_steps: Learner) ->
     [
         *(({"memory": m}, "memory must be a number") for m in ("many", "", "total:", "total:x", "-3", -3, 2.5, "2.5")),
         ({"select": "best"}, "select must be 'herding' or 'random', not 'best'"),
+        *(({"seed": v}, "seed must be a whole number of 0 or more") for v in (1.5, "a", None, -1)),
         ({"device": "tpu"}, "device must be auto, cpu or cuda, not 'tpu'"),
         ({"device": "cuda:x"}, "device must be auto, cpu or cuda, not 'cuda:x'"),
         ({"engine": "steam"}, "engine must be auto, .*eager, not 'steam'"),

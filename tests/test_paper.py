@@ -456,6 +456,20 @@ def test_what_is_recorded_is_printed_with_all_its_seeds(here: Path, capfd: pytes
         assert [line["ours"], line["std"], line["seeds"]] == said
 
 
+def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Nothing is measured for it, and what this version cannot load has its published numbers."""
+    monkeypatch.setattr(speed, "measured", None)
+    assert command(["paper", "--no-run"]) == 0
+    said = capfd.readouterr()
+    assert "table1" in said.out and said.err == "results is not there: nothing is recorded yet\n"
+    assert command(["paper", "table1", "--dataset", "imagenet", "--no-run", "--format", "csv"]) == 0
+    assert ",needs imagenet," in capfd.readouterr().out
+    assert command(["paper", "costs", "--no-run", "--commands"]) == 0
+    assert "IL-Baseline, Meta: equipoise run il-baseline --loss meta --alpha-lr 1" in capfd.readouterr().out
+    assert command(["paper", "table1", "--no-run", "--dry-run"]) == 2
+    assert "ask for one of them" in capfd.readouterr().err
+
+
 def test_a_timing_is_found_beside_a_record_that_reused_a_step(tmp_path: Path) -> None:
     timed = next(row.cells[0].run for row in paper.table("costs").rows)
     assert timed is not None

@@ -57,7 +57,8 @@ def recorded(folder: Path) -> Records:
     """All results below a folder. Of two with the same settings and seed, one that reused nothing counts, which may
     be a timing, or else the first by name."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not there" if not folder.exists() else f"{folder} is not a folder")
+        state = "is not there" if not folder.exists() else "is not a folder"
+        raise DataError(f"{folder} {state}: name one that holds the folders of runs")
     records = Records([], {})
     for path in sorted(folder.rglob("result.json")):
         found = Found(path.parent.relative_to(folder).as_posix(), read_result(path.parent))

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from . import checkpoint, nets, record, stages
 from .augment import Crop
 from .data import Images
-from .errors import DataError, UsageError, check_choice
+from .errors import DataError, UsageError, check, check_choice
 from .inputs import as_images, as_labels, image_shape, resolve_device, resolve_engine, resolve_precision
 from .losses import Loss
 from .memory import Budget
@@ -81,6 +81,7 @@ class Learner:
             if value is not None and not isinstance(value, kind):
                 raise UsageError(f"{name} must be a {kind.__name__}(), not {value!r}")
         check_choice("select", select, "herding", "random")
+        check("seed", seed, least=0, whole=True)
         self.method = ILBaseline() if method is None else method
         self.memory = memory
         self.select = select

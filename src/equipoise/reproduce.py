@@ -82,8 +82,8 @@ def results_in(folder: Path) -> Records:
     return recorded(folder) if folder.exists() else NONE
 
 
-def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str, console: Console) -> None:
-    """What there is: tables and figures, their runs, and how long those that are missing would take here."""
+def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
+    """What there is: tables and figures, their runs, and how long those that are missing would take on a device."""
     records = results_in(folder)
     made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {seeds} seed(s) of each run")
     for name in ("name", "what", "runs", "recorded", "missing", "one at a time", "not here"):
@@ -91,11 +91,13 @@ def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str, con
     for table in tables:
         runs = wanted([table], seeds)
         left = missing(runs, records, table.alone)
-        took = speed.estimate(with_device(left, device), say, shared=not table.alone).seconds
+        took = "–"
+        if left and device is not None:
+            took = duration(speed.estimate(with_device(left, device), say, shared=not table.alone).seconds)
         counts = (len(runs), len(runs) - len(left), len(left))
         others = {cell.run for row in table.rows for cell in row.cells if cell.run and lacking(cell.run)}
         needs = f"{len(others) * seeds} runs need {' and '.join(needed([table]))}" if others else ""
-        made.add_row(table.id, table.caption, *map(str, counts), duration(took) if left else "–", needs)
+        made.add_row(table.id, table.caption, *map(str, counts), took, needs)
     console.print(made)
 
 
@@ -159,7 +161,7 @@ def print_tables(
     for i, table in enumerate(tables):
         filled = fill(table, records, seeds)
         if table.alone:
-            print_costs(costs.costs(table, filled), form, console)
+            print_costs(costs.costs(table, filled), form, commands, console)
         elif form == "csv":
             print(written.comma_separated(table, filled, head=i == 0), end="")
         elif form != "terminal":
@@ -171,13 +173,15 @@ def print_tables(
                 console.print(line, soft_wrap=True, highlight=False)
 
 
-def print_costs(made: costs.Costs, form: str, console: Console) -> None:
+def print_costs(made: costs.Costs, form: str, commands: bool, console: Console) -> None:
     """The table of costs, which holds seconds and no accuracies."""
     if form == "terminal":
         console.print(f"{made['title']}. {made['caption']}", soft_wrap=True, highlight=False)
         console.print(costs.terminal(made))
+        for line in made["commands"] if commands else ():
+            console.print(line, soft_wrap=True, highlight=False)
     else:
-        print(COSTS[form](made))
+        print(COSTS[form](made, commands))
 
 
 def refuse_what_needs(tables: Sequence[Table]) -> None:

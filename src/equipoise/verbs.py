@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -98,6 +100,12 @@ def bench_verb(argv: list[str]) -> None:
     for k in f.packed:
         check("packed", k, least=2, whole=True)
     check("images", images, least=2 * f.batch, whole=True)
+    if f.out is not None:  # before a minute is spent
+        f.out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=f.out.parent):
+            pass
+        if f.out.is_dir():
+            raise UsageError(f"--out {f.out} is a folder: name a file")
     record = bench(device, resolve_precision(f.precision, device), images, f.batch, f.packed, for_output())
     if f.out is not None:
         write_json(f.out, record)
@@ -147,19 +155,23 @@ def paper_verb(argv: list[str]) -> None:
     check("seeds", seeds, least=1, whole=True)
     check("checkpoint", f.checkpoint, least=0)
     resolve_device(f.device)
+    if f.dry_run and f.no_run:
+        raise UsageError("--dry-run lists what is missing and --no-run prints what is there: ask for one of them")
     tables = reproduce.chosen(f.names, f.dataset, f.rows)
     console = for_output()
+    if not f.results.exists():
+        print(f"{f.results} is not there: nothing is recorded yet", file=sys.stderr)
     if not f.names:
-        reproduce.overview(tables, f.results, seeds, f.device, console)
+        reproduce.overview(tables, f.results, seeds, None if f.no_run else f.device, console)
+        return
+    if f.no_run:
+        reproduce.print_tables(tables, f.results, f.seeds, f.format, f.commands, console)
         return
     if f.dataset is not None:
         reproduce.refuse_what_needs(tables)
     if f.dry_run:
         reproduce.plan(tables, f.results, seeds, f.device, console)
         reproduce.refuse_what_needs(tables)
-        return
-    if f.no_run:
-        reproduce.print_tables(tables, f.results, f.seeds, f.format, f.commands, console)
         return
     on = Local(store=store_folder(f.store), data=f.data, checkpoint_every=f.checkpoint, tensorboard=f.tensorboard)
     if f.workers is not None:

@@ -41,7 +41,7 @@ def report(results: Path, out: Path) -> list[Path]:
         for ending, text in texts.items():
             write_file(out / "tables" / f"{table.id}.{ending}", text.encode())
     for ending, write in COSTS.items() if data["costs"] else ():
-        write_file(out / "tables" / f"costs.{ending}", write(data["costs"]).encode())
+        write_file(out / "tables" / f"costs.{ending}", write(data["costs"], True).encode())
     by_id = {found.id: found.result for found in records.found}
     for figure in data["figures"]:
         write_file(out / "figures" / f"{figure['id']}.csv", numbers(figure, by_id).encode())

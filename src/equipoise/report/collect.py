@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,7 +53,7 @@ def collected(records: Records) -> dict[str, Any]:
         "tables": [as_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
         "figures": list(figures(filled)),
         "costs": costs(*filled["costs"]) if any(r.cells[0].found for r in filled["costs"][1]) else None,
-        "runs": [as_run(found) for found in records.found],
+        "runs": told_apart([as_run(found) for found in records.found]),
     }
 
 
@@ -140,6 +141,12 @@ def as_run(found: Found) -> dict[str, Any]:
     }
 
 
+def told_apart(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs; where one was recorded twice, with its folder in the title."""
+    often = Counter(run["title"] for run in runs)
+    return [run | {"title": f"{run['title']} ({run['id']})"} if often[run["title"]] > 1 else run for run in runs]
+
+
 NAMES = {"il-baseline": "IL-Baseline", "lucir": "LUCIR", "podnet": "PODNet", "ncm": "NCM", "slda": "SLDA"}
 """how the papers write them"""
 
@@ -207,7 +214,8 @@ def figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure
             yield from lines(
                 f"steps-{id}-{column.id}",
                 f"{column.group}, {column.title}, {words}",
-                "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation.",
+                "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation "
+                "where there are several.",
                 {"label": "classes learned", "scale": "linear"},
                 [s for s in series if s is not None],
             )

@@ -13,7 +13,7 @@ from rich.table import Table as Rich
 from ..compare import FilledRow
 from ..folder import Result
 from ..paper import Table
-from .tables import escaped
+from .tables import detailed, escaped
 
 COLUMNS = (
     "",
@@ -28,7 +28,7 @@ COLUMNS = (
 )
 
 Costs = Mapping[str, Any]
-"""`title`, `caption`, `columns` and `rows` of words"""
+"""`title`, `caption`, `columns` and `rows` of words, and the `commands` that measure them"""
 
 
 def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
@@ -65,6 +65,7 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
         "runs as short as these, that weighs more than in a real one.",
         "columns": list(COLUMNS),
         "rows": [line(row.row.name) for row in filled],
+        "commands": [f"{row.row.name}: {row.cells[0].command}" for row in filled if row.cells],
     }
 
 
@@ -95,28 +96,30 @@ def terminal(made: Costs) -> Rich:
     return table
 
 
-def markdown(made: Costs) -> str:
-    """As Markdown."""
+def markdown(made: Costs, commands: bool = False) -> str:
+    """As Markdown; if asked, with what measures each row below it."""
     columns = made["columns"]
     lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in made["rows"]]
+    lines += ["", *detailed(made["commands"])] if commands else []
     return f"### {made['title']}\n\n{made['caption']}\n\n" + "\n".join(lines) + "\n"
 
 
-def latex(made: Costs) -> str:
-    """For a paper: needs the package booktabs."""
+def latex(made: Costs, commands: bool = False) -> str:
+    """For a paper: needs the package booktabs; if asked, with what measures each row as comments."""
     rows = [" & ".join(map(escaped, row)) + r" \\" for row in (made["columns"], *made["rows"])]
     head, *body = (f"    {row.replace('–', '--')}" for row in rows)
     caption = rf"  \caption{{{escaped(made['caption'])}}}"
     begin = [r"\begin{table}", caption, rf"  \begin{{tabular}}{{l{'r' * (len(COLUMNS) - 1)}}}", r"    \toprule"]
     end = [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    end += [f"% {line}" for line in made["commands"]] if commands else []
     return "\n".join([*begin, head, r"    \midrule", *body, *end]) + "\n"
 
 
-def comma_separated(made: Costs) -> str:
-    """A line for each row."""
+def comma_separated(made: Costs, commands: bool = False) -> str:
+    """A line for each row, with its command."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["name", *made["columns"][1:]])
-    writer.writerows(made["rows"])
+    writer.writerow(["name", *made["columns"][1:], "command"])
+    writer.writerows([*row, said.rpartition(": ")[2]] for row, said in zip(made["rows"], made["commands"]))
     return out.getvalue()

@@ -126,10 +126,14 @@ def markdown(table: Table, filled: Sequence[FilledRow], commands: bool = False) 
         name = f"*{row.row.name} (quoted)*" if row.row.quoted else row.row.name
         lines.append(f"| {name} | " + " | ".join(_marked(cells.get(column)) for column in columns) + " |")
     if commands:
-        lines += ["", "<details><summary>The command of each cell</summary>", ""]
-        lines += [f"- {said[0]}: `{said[2]}`" for said in (line.rpartition(": ") for line in commands_of(filled))]
-        lines += ["", "</details>"]
+        lines += ["", *detailed(list(commands_of(filled)))]
     return "\n".join(lines) + "\n"
+
+
+def detailed(commands: Sequence[str]) -> list[str]:
+    """Lines of Markdown that unfold to these commands, each with what it measures before it."""
+    said = [f"- {what}: `{command}`" for what, _, command in (line.rpartition(": ") for line in commands)]
+    return ["<details><summary>The command of each cell</summary>", "", *said, "", "</details>"]
 
 
 def _marked(cell: Filled | None) -> str:
