@@ -200,6 +200,9 @@ def test_every_flag_of_a_loss_says_whose_it_is(capsys):
 
 def test_help_of_the_other_levels(capsys):
     assert "il-baseline" in done(capsys, "run", "--help").out
+    many = flags_in(done(capsys, "sweep", "il-baseline", "--help").out)
+    assert "runs at a time" in many["workers"] and "in each line" in many["runs"] and "all runs" in many["out"]
+    assert "workers" not in flags_in(done(capsys, "run", "il-baseline", "--help").out)
     show = flags_in(done(capsys, "show", "--help").out)
     assert default_of(show["figures"]) == "none are made"
     demo = flags_in(done(capsys, "demo", "--help").out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 import traceback
@@ -87,6 +88,18 @@ class Flags(Run):
         return Run(method=kind(**own), recipe=Recipe(**_values(recipe)), **settings)
 
 
+@dataclass(frozen=True)
+class Many(Flags):
+    """Those of `equipoise sweep`, which takes its own three itself, before the others are read run by run."""
+
+    out: Annotated[Path | None, hint("runs")] = None
+    """folder for all runs, each in one of its own"""
+    workers: Annotated[int | None, hint("4 for each GPU, else one for each core")] = None
+    """runs at a time"""
+    runs: Annotated[Path | None, hint("none")] = None
+    """file with the words of a run in each line; what is given here is added to each"""
+
+
 def _values(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
@@ -111,13 +124,14 @@ def parsed_run(argv: list[str], verb: str) -> tuple[Any, Run]:
         raw, recipe = _unchecked(kind), _unchecked(Recipe)
         usual = recipe(**_values(kind().recipe(shape)))
         own = [("method", raw, field(default_factory=raw)), ("recipe", recipe, field(default=usual))]
-        flags = dataclasses.make_dataclass(kind.__name__, own, bases=(Flags,), frozen=True)
+        bases = (Many if verb == "sweep" else Flags,)
+        flags = dataclasses.make_dataclass(kind.__name__, own, bases=bases, frozen=True)
         flags.__doc__ = kind.__doc__
         kinds[name] = flags
     f: Any = tyro.extras.subcommand_cli_from_dict(
         kinds,
         prog=f"equipoise {verb}",
-        description=VERBS[verb].__doc__,
+        description=inspect.getdoc(VERBS[verb]),
         args=argv,
         config=(tyro.conf.OmitArgPrefixes,),
     )
