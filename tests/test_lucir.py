@@ -295,3 +295,15 @@ def test_the_last_relu_is_absent() -> None:
 def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(bad)).replace("_", "-")):
         LUCIR(**bad)
+
+
+def test_a_scale_that_turns_predictions_round_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    made = learner(LUCIR(), 1)
+    assert "scale" not in caplog.text
+
+    def turn(learner: Learner) -> None:
+        assert learner._live is not None and learner._live.state.net is not None
+        learner._live.state.net.head.scale.data.fill_(-0.1)  # type: ignore[union-attr]
+
+    made.learn(*images(range(3, 5)), turn)
+    assert "the scale of the head is -0.1 after step 1" in caplog.text

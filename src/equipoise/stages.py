@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import torch
 from . import memory
 from .data import Images, channel_statistics, join
 from .errors import UsageError
+from .heads import RowsHead
 from .inputs import as_statistics, image_shape
 from .losses import Meta
 from .method import Method, Step
@@ -21,6 +23,8 @@ from .train import Epoch, Position, fit, trained, working_on
 
 if TYPE_CHECKING:
     from .learner import Learner
+
+log = logging.getLogger("equipoise")
 
 
 def begin(learner: Learner, data: Images, names: list[Hashable]) -> Live:
@@ -132,6 +136,12 @@ def finish(learner: Learner, live: Live, data: Images, on_refit: Callable[[Epoch
     state = live.state
     assert state.net is not None
     state.net.eval().requires_grad_(False)
+    if isinstance(state.net.head, RowsHead) and state.net.head.scale.item() <= 0:
+        log.warning(
+            "the scale of the head is %.3g after step %d, so that the least similar class wins: train for more epochs",
+            state.net.head.scale.item(),
+            len(state.sizes) - 1,
+        )
     m = learner.budget_.share(len(state.classes))
     t = len(state.sizes) - 1
     noting = type(learner.method).after is not Method.after
