@@ -240,11 +240,13 @@ def test_what_is_unlike_the_paper_is_in_the_title_and_in_the_command() -> None:
         ({"order": "0"}, "class order 0", "--order 0"),
         ({"select": "random"}, "random exemplars", "--select random"),
         ({"augment": {"brightness": 0.247}}, "brightness 0.247", "--brightness 0.247"),
-        ({"precision": "fp32"}, "fp32, fused", "--precision fp32"),
+        ({"precision": "fp32"}, "fp32, fused", "--precision fp32 --engine fused"),
     ):
         other = as_run(Found("b", {**result, "run": {**result["run"], **changes}}))
         assert title in other["title"] and title not in plain["title"], title
         assert flags in other["command"] and flags not in plain["command"], flags
+    result["hardware"]["engine"], result["run"]["precision"] = None, "fp32"  # nothing was trained
+    assert ", fp32, " in as_run(Found("c", result))["title"] and "None" not in as_run(Found("c", result))["command"]
 
 
 def test_every_figure_shows_its_own_records(everything: tuple[Path, dict[str, int]]) -> None:

@@ -683,3 +683,7 @@ def test_a_record_by_itself_is_refused_for_other_settings_too(
     with pytest.raises(RunError, match="belongs to a run with other settings"):
         run(small(**other), tmp_path)
     assert run(small(), tmp_path) == done[2]
+    elsewhere = json.loads((tmp_path / "result.json").read_text())
+    elsewhere["run"] |= {"device": "cuda", "precision": "bf16"}
+    (tmp_path / "result.json").write_text(json.dumps(elsewhere))
+    assert run(small(), tmp_path)["confusion"] == done[2]["confusion"], "what is recorded is returned anywhere"

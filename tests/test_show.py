@@ -231,6 +231,11 @@ def test_a_corrupt_result_is_named(capsys, runs, text):
         {"confusion": []},
         {"confusion": [[1, 2], [3]]},
         {"class_order": None},
+        {"steps": [{"top1": 5}]},
+        {"forgetting": "x"},
+        {"alpha": ["x"]},
+        {"hardware": None},
+        {"versions": None},
         {"final": {"top1": "a", "base": 1, "new": 2}},
     ],
     ids=str,
@@ -253,8 +258,15 @@ def test_kernels_of_a_gpu_are_told_apart(capsys, runs):
         r = result(runs / name)
         r["run"]["device"], r["hardware"]["engine"] = "cuda", engine
         (runs / name / "result.json").write_text(json.dumps(r))
-    rows = table(shown(capsys, *(runs / f"balanced-{k}" for k in range(3))))[1]
+    three = [runs / f"balanced-{k}" for k in range(3)]
+    rows = table(shown(capsys, *three))[1]
     assert [(row["engine"], row["seeds"]) for row in rows] == [("fused", "2"), ("eager", "1")]
+    for folder in (three[0], three[2]):  # where all was reused, no kernels are known
+        r = result(folder)
+        r["hardware"]["engine"] = None
+        (folder / "result.json").write_text(json.dumps(r))
+    assert "engine" not in (said := shown(capsys, runs)) and "3" in said
+    assert [row["seeds"] for row in table(said)[1]] == ["3", "1", "1"]
 
 
 def test_more_settings_than_a_picture_has_room_for(capsys, runs):

@@ -56,6 +56,8 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
         raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
     there, here = flat_settings(completed(recorded)), flat_settings(json.loads(json.dumps(settings)))
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
+    if not path.is_file():  # nothing will be computed, so where it was does not matter
+        differ = [k for k in differ if k not in ("device", "precision")]
     if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
         differ = [k for k in differ if k != "order"]
     if there.get("device") == "cuda" and "device" in differ and set(differ) <= {"device", "precision"}:
@@ -96,15 +98,18 @@ def read_result(folder: Path) -> Result:
 
 def _measured(result: Result) -> bool:
     """Whether numbers are where a result has numbers."""
-    steps, matrix = result["steps"], result["confusion"]
+    steps, matrix, final = result["steps"], result["confusion"], result["final"]
     if not all(isinstance(many, list) for many in (steps, matrix, result["alpha"], result["class_order"])):
         return False
-    if not all(isinstance(step, dict) and _number(step.get("top1")) for step in steps):
+    if not all(isinstance(row, list) and len(row) == len(matrix) for row in matrix):
         return False
-    square = all(isinstance(row, list) and len(row) == len(matrix) and all(map(_number, row)) for row in matrix)
-    return (
-        square and bool(matrix) and all(map(_number, (result["average_incremental_accuracy"], result["final"]["top1"])))
-    )
+    if not all(isinstance(one, dict) for one in (*steps, result.get("hardware", {}), result.get("versions", {}))):
+        return False
+    numbers = [result["average_incremental_accuracy"], final["top1"], *(count for row in matrix for count in row)]
+    numbers += [step.get(name) for step in steps for name in ("classes", "top1", "seconds")]
+    perhaps = [final["base"], final["new"], result["forgetting"], *result["alpha"]]
+    perhaps += [step.get(name, "") for step in steps for name in ("top5", "base", "new", "latest")]
+    return bool(matrix) and all(map(_number, [*numbers, *(value for value in perhaps if value is not None)]))
 
 
 def _number(value: object) -> bool:

@@ -48,18 +48,27 @@ def load_results(folders: Sequence[Path]) -> list[Result]:
 
 
 def grouped(results: Sequence[Result]) -> list[list[Result]]:
-    """Results that differ in the seed only, together, one of each seed; in the order in which they first come."""
-    groups: dict[str, dict[int, Result]] = {}
+    """Results that differ in the seed only, together, one of each seed; in the order in which they first come.
+
+    Other kernels of a GPU are another setting; a record that knows of none, as all was reused, goes with the first.
+    """
+    alike: dict[str, list[Result]] = {}
     for result in results:
-        same = {k: v for k, v in settings_of(result).items() if k != "seed"}
-        groups.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(result["run"]["seed"], result)
-    return [list(group.values()) for group in groups.values()]
+        same = {k: v for k, v in result["run"].items() if k != "seed"}
+        alike.setdefault(json.dumps(same, sort_keys=True), []).append(result)
+    groups: list[list[Result]] = []
+    for group in alike.values():
+        first = next(filter(None, map(engine_of, group)), None)
+        by_engine: dict[str | None, dict[int, Result]] = {}
+        for result in group:
+            by_engine.setdefault(engine_of(result) or first, {}).setdefault(result["run"]["seed"], result)
+        groups += [list(by_seed.values()) for by_seed in by_engine.values()]
+    return groups
 
 
-def settings_of(result: Result) -> dict[str, Any]:
-    """A run's settings, and the kernels of a GPU that it was trained by, as they are told apart and shown."""
-    settings, engine = result["run"], result.get("hardware", {}).get("engine")
-    return {**settings, "engine": engine} if settings.get("device") == "cuda" and engine else settings
+def engine_of(result: Result) -> str | None:
+    """The kernels of a GPU that a run was trained by."""
+    return result.get("hardware", {}).get("engine") if result["run"].get("device") == "cuda" else None
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> str:
@@ -124,7 +133,10 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
     }
     if any(g[0]["run"]["validation"] for g in groups):  # nobody is to take these accuracies for those of test images
         columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
-    settings = [{k: str(v) for k, v in flat_settings(settings_of(g[0])).items() if v is not None} for g in groups]
+    settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
+    engines = [next(filter(None, map(engine_of, g)), "–") for g in groups]
+    if len({*engines} - {"–"}) > 1:
+        columns["engine"] = engines
     for name in dict.fromkeys(k for s in settings for k in s if k not in SAID):
         if tells_apart(name, settings):
             values = [s.get(name, "–") for s in settings]

@@ -50,8 +50,9 @@ def run_lines(file: Path) -> list[list[str]]:
         raise DataError(f"{file} cannot be read ({(error.strerror or 'error').lower()}): name a file of runs") from None
     except ValueError as error:
         raise DataError(f"{file} is not a file of runs: {str(error).lower()}") from None
-    if any(word.split("=")[0] == "--out" for words in lines for word in words):
-        raise UsageError(f"{file}: --out is one for all runs of a sweep")
+    for flag in ("--out", "--workers", "--runs"):
+        if any(word.split("=")[0] == flag for words in lines for word in words):
+            raise UsageError(f"{file}: {flag} is one for all runs of a sweep")
     if not lines:
         raise UsageError(f"{file} names no run: write the words of one on each line, such as il-baseline --seed 0")
     return lines

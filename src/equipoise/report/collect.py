@@ -184,7 +184,7 @@ def other_machinery(result: Result) -> dict[str, Any]:
     settings, engine = result["run"], result.get("hardware", {}).get("engine")
     if settings.get("device") != "cuda" or (settings["precision"], engine) in (("bf16", "fused"), ("bf16", None)):
         return {}
-    return {"precision": settings["precision"], "engine": engine}
+    return {"precision": settings["precision"], **({"engine": engine} if engine else {})}
 
 
 def setting_words(name: str, value: Any) -> str:
@@ -321,7 +321,7 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
             for t in (5, 10):
                 start = f"{method}, {t} steps, ε "
                 own = [row for row in rows if row.row.name.startswith(start)]
-                own = [row for row in own if row.cells[0].cell.column.dataset == dataset]
+                own = [row for row in own if any(cell.cell.column.dataset == dataset for cell in row.cells)]
                 series = []
                 for group, metric in enumerate(("average", "final base", "final new")):
                     column = f"{dataset}-{metric.replace(' ', '-')}"

@@ -65,7 +65,7 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
         "runs as short as these, that weighs more than in a real one.",
         "columns": list(COLUMNS),
         "rows": [line(row.row.name) for row in filled],
-        "commands": [f"{row.row.name}: {row.cells[0].command}" for row in filled if row.cells],
+        "commands": [f"{row.row.name}: {row.cells[0].command} --store none" for row in filled],
     }
 
 
