@@ -465,7 +465,9 @@ def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixtur
     assert command(["paper", "table1", "--dataset", "imagenet", "--no-run", "--format", "csv"]) == 0
     assert ",needs imagenet," in capfd.readouterr().out
     assert command(["paper", "costs", "--no-run", "--commands"]) == 0
-    assert "IL-Baseline, Meta: equipoise run il-baseline --loss meta --alpha-lr 1" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "IL-Baseline, Meta: equipoise run il-baseline --loss meta --alpha-lr 1" in said
+    assert said.count(" --store none\n") == 8, "a timing reuses nothing"
     assert command(["paper", "table1", "--no-run", "--dry-run"]) == 2
     assert "ask for one of them" in capfd.readouterr().err
 

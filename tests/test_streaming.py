@@ -250,8 +250,12 @@ def test_what_a_method_notes_is_saved_in_the_middle_of_a_step(tmp_path: Any) -> 
 
 def test_the_record_says_how_the_classifier_was_refitted(tmp_path: Any) -> None:
     quick = {"dataset": "digits", "device": "cpu", "recipe": Recipe(epochs=1), "steps": 1, "memory": "2"}
-    asked = [Run(PODNet(), **quick), Run(PODNet(Balanced()), **quick), Run(PODNet(), **{**quick, "memory": "0"})]
+    asked = [
+        Run(PODNet(), **quick),
+        Run(PODNet(Balanced()), **quick),
+        *(Run(PODNet(), **{**quick, "memory": m}) for m in ("0", "total:5")),
+    ]
     refits = [run(one, tmp_path / str(k))["refit"] for k, one in enumerate(asked)]
-    assert refits[1] is None and refits[2] is None, "without memory there is nothing to refit on"
+    assert refits[1:] == [None] * 3, "without memory, or with less than an image of each class, there is none"
     assert refits[0]["recipe"]["epochs"] == 20 and refits[0]["recipe"]["lr"] == 0.05
     assert (refits[0]["statistics"], refits[0]["taught"]) == ("move", True)

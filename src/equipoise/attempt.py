@@ -146,8 +146,9 @@ class Attempt:
                 continue
             try:
                 note = self.learner.restore(self.store.entry(self.keys[t]))
-            except DataError:
-                self.watch.say(f"computing a shared step again: {self.store.entry(self.keys[t])} was broken")
+            except DataError as error:
+                why = str(error).split(": delete")[0]  # which is done here
+                self.watch.say(f"computing a shared step again: {why}")
                 self.store.drop(self.keys[t])
                 continue
             # All of it, also of steps that this run did too: what follows belongs to that net and to no other.
@@ -226,7 +227,7 @@ class Attempt:
     def result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
-        refit = plan.run.method.refitting() if self.learner.budget_.share(1) else None  # without memory there is none
+        refit = plan.run.method.refitting() if self.learner.budget_.share(plan.edges(1)[1]) else None
         return {
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
             "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),

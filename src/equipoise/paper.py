@@ -287,7 +287,7 @@ def separated() -> Table:
         "a fifth old images": {"old_share": 0.2},
         "a fifth old images, two means": {"old_share": 0.2, "separated_mean": "each"},
         "both losses with weight 1": {"weights": "ones"},
-        "as in SS-IL": {"old_share": 0.2, "weights": "ones", "distil": "by-step"},
+        "losses and share of old images as in SS-IL": {"old_share": 0.2, "weights": "ones", "distil": "by-step"},
     }
     published = dict(numbers(TABLE6))["separated softmax"]
     rows = []

@@ -185,6 +185,7 @@ def prepare(run: Run, data: Path | None = None, progress: bool = True, loaded: D
     settings = asked(run, classes, image_shape(loaded.train.x))
     sizes = sizes_of(settings)
     run.method.check_memory(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
+    run.method.check_refit(budget.share(sum(sizes[:2])))
     augment = replace(loaded.augment, brightness=run.brightness)
     learner = _learner(run, budget, augment=augment, normalise=(loaded.mean, loaded.std))
     # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.

@@ -136,12 +136,6 @@ def finish(learner: Learner, live: Live, data: Images, on_refit: Callable[[Epoch
     state = live.state
     assert state.net is not None
     state.net.eval().requires_grad_(False)
-    if isinstance(state.net.head, RowsHead) and state.net.head.scale.item() <= 0:
-        log.warning(
-            "the scale of the head is %.3g after step %d, so that the least similar class wins: train for more epochs",
-            state.net.head.scale.item(),
-            len(state.sizes) - 1,
-        )
     m = learner.budget_.share(len(state.classes))
     t = len(state.sizes) - 1
     noting = type(learner.method).after is not Method.after
@@ -159,6 +153,12 @@ def finish(learner: Learner, live: Live, data: Images, on_refit: Callable[[Epoch
     state.exemplars = memory.update(state.exemplars, data[which], m)
     if t > 0 and len(state.exemplars) > 1:
         refit(learner, live, on_refit)
+    if isinstance(state.net.head, RowsHead) and (scale := state.net.head.scale.item()) < 0:
+        log.warning(
+            "the scale of the head is %.3g after step %d, so that the least similar class wins: train for more epochs",
+            scale,
+            t,
+        )
     alpha = state.extra.pop("alpha", None)
     state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
 

@@ -262,7 +262,7 @@ def fit(
         changed.append(held.at)
     if at.epoch == recipe.epochs:
         return engine  # nothing is left to do
-    on_gpu = device.type == "cuda"
+    on_gpu, peak = device.type == "cuda", 0.0
     if on_gpu:
         count_memory_anew(device)  # what predicting took before is not what training takes
     with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
@@ -293,8 +293,11 @@ def fit(
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
         images = (last - first - short) * train.size + short * rest
         speed = images / max(seconds, 1e-9)
-        mib = recent_peak_memory(device) if on_gpu else None
+        peak = max(peak, recent_peak_memory(device)) if on_gpu else 0.0
+        mib = peak if on_gpu else None
         on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds, mib))
+        if on_gpu:
+            count_memory_anew(device)  # whoever was told may have predicted
         if s.net.training != moving:  # half a millisecond for all modules, and seldom needed
             s.net.train(moving)
     return engine
