@@ -607,6 +607,8 @@ def test_runs_come_from_a_file(
     for text, code, words in (
         ("il-baseline --loss 'open", 1, "no closing quotation"),
         ("il-baseline --out elsewhere", 2, "--out is one for all runs"),
+        ("il-baseline --workers=7", 2, "--workers is one for all runs"),
+        ("il-baseline --runs more", 2, "--runs is one for all runs"),
         (None, 1, "cannot be read"),
     ):
         file.unlink(missing_ok=True)
