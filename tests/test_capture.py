@@ -156,6 +156,12 @@ def test_why_there_are_no_kernels() -> None:
     assert "batch norms rest" in str(unfit_of(ResNet32(), moving=False)), "their gradient would be silently 0"
 
 
+def engines_said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of engines: after an epoch or two a head's scale may be below 0, which is said too."""
+    said = [r.getMessage() for r in caplog.records if r.name == "equipoise"]
+    return [words for words in said if "scale of the head" not in words]
+
+
 def test_another_engine_than_the_one_asked_for_is_said_once_and_why(
     like_a_gpu: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +173,7 @@ def test_another_engine_than_the_one_asked_for_is_said_once_and_why(
             for classes in (range(3), range(3, 5), range(5, 6)):
                 learner.learn(*images(classes))
         assert learner.engine_ == "compiled"
-        said[asked] = [r.getMessage() for r in caplog.records]
+        said[asked] = engines_said(caplog)
         caplog.clear()
     words = "training is compiled instead of fused: our kernels count in bf16, and the precision is fp32"
     assert said == {"auto": [], "fused": [words]}
@@ -188,7 +194,7 @@ def test_a_refit_that_our_kernels_cannot_do_is_said_once(
         for classes in (range(3), range(3, 5), range(5, 6)):
             learner.learn(*images(classes))
     assert learner.engine_ == "fused", "the steps themselves go on with it"
-    assert [r.getMessage() for r in caplog.records] == ["training is compiled instead of fused: batch norms rest"]
+    assert engines_said(caplog) == ["training is compiled instead of fused: batch norms rest"]
 
 
 def test_an_engine_that_is_not_made_for_it_is_no_failure(like_a_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
