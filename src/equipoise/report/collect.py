@@ -81,7 +81,7 @@ def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
         "title": table.title,
         "caption": f"{table.caption}.",
         "metric": "accuracy, %",
-        "names": "weight" if table.id == "table5" else "remedy" if table.id == "table6" else "method",
+        "names": {"table5": "weight", "table6": "remedy", "separated": "reading"}.get(table.id, "method"),
         "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
         "rows": [
             {"name": row.row.name, "quoted": row.row.quoted, "cells": [as_cell(cell) for cell in row.cells]}
