@@ -314,4 +314,4 @@ def test_the_memory_of_training_is_told_apart_from_that_of_predicting() -> None:
     learner.predict(x)
     predicting = recent_peak_memory(learner.device_)
     learner.learn(x[:100], y[:100] + 4, note)
-    assert 0 < seen[1] <= seen[3] < predicting <= peak_memory(learner.device_)
+    assert 0 < seen[0] == seen[1] <= seen[2] == seen[3] < predicting <= peak_memory(learner.device_)

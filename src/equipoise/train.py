@@ -51,8 +51,7 @@ class Epoch(NamedTuple):
     seconds: float
     """since the step began, pauses left out"""
     mib: float | None = None
-    """memory of the GPU at its peak since the training of the step began, when torch's own counting begins anew; None
-    on a CPU"""
+    """memory of the GPU at its peak while the step is trained, which torch counts anew from then on; None on a CPU"""
 
 
 @dataclass
@@ -262,8 +261,8 @@ def fit(
         changed.append(held.at)
     if at.epoch == recipe.epochs:
         return engine  # nothing is left to do
-    on_gpu, peak = device.type == "cuda", 0.0
-    if on_gpu:
+    mib: float | None = None
+    if device.type == "cuda":
         count_memory_anew(device)  # what predicting took before is not what training takes
     with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
         launch, engine = prepared(engine, steps, changed, asked)
@@ -293,11 +292,9 @@ def fit(
         alpha = s.state["alpha"].item() if "alpha" in s.state else None
         images = (last - first - short) * train.size + short * rest
         speed = images / max(seconds, 1e-9)
-        peak = max(peak, recent_peak_memory(device)) if on_gpu else 0.0
-        mib = peak if on_gpu else None
+        if device.type == "cuda" and mib is None:  # all epochs take the same, and whoever is told of one may predict
+            mib = recent_peak_memory(device)
         on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds, mib))
-        if on_gpu:
-            count_memory_anew(device)  # whoever was told may have predicted
         if s.net.training != moving:  # half a millisecond for all modules, and seldom needed
             s.net.train(moving)
     return engine
