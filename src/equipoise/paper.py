@@ -138,6 +138,15 @@ def run_of(method: Method, dataset: str, memory: str, steps: int | None = None, 
     return Run(method, dataset, base=classes, increment=classes, steps=steps, memory=memory, recipe=recipe)
 
 
+def old_and_new(run: Run, group: str, average: float | None = None) -> tuple[Cell, ...]:
+    """Three cells of a run: its average, for which the paper may have a number, and what old and new classes end at."""
+    cells = []
+    for metric, value in (("average", average), ("final base", None), ("final new", None)):
+        column = Column(f"{run.dataset}-{metric.replace(' ', '-')}", group, metric, run.dataset)
+        cells.append(Cell(column, value, run, metric))
+    return tuple(cells)
+
+
 def by_steps(text: str, steps: Mapping[str, Sequence[int]], memory: str) -> tuple[Row, ...]:
     """A table whose columns are data sets and numbers of steps, after a base step with half of the classes."""
     columns = [Column(f"{d}-{t}", DATASETS[d], f"{t} steps", d) for d, ts in steps.items() for t in ts]
@@ -246,13 +255,9 @@ def epsilon() -> Table:
     for name, t, percent in itertools.product(("LUCIR", "PODNet"), (5, 10), EPSILONS):
         # Without memory, ε = 0 is the balanced loss: the same equation, and a run that is wanted anyway.
         method = replace(ROWS[name], loss=Balanced() if percent == "0" else Relaxed(f"{percent}%"))
-        cells = []
-        for dataset in ("cifar100", "imagenet-subset"):
-            run = run_of(method, dataset, "0", steps=t)
-            for metric in ("average", "final base", "final new"):
-                column = Column(f"{dataset}-{metric.replace(' ', '-')}", DATASETS[dataset], metric, dataset)
-                cells.append(Cell(column, None, run, metric))
-        rows.append(Row(f"{name}, {t} steps, ε {percent}%", tuple(cells)))
+        here, there = (run_of(method, dataset, "0", steps=t) for dataset in ("cifar100", "imagenet-subset"))
+        cells = (*old_and_new(here, DATASETS[here.dataset]), *old_and_new(there, DATASETS[there.dataset]))
+        rows.append(Row(f"{name}, {t} steps, ε {percent}%", cells))
     caption = "LUCIR and PODNet without memory, Relaxed, by ε in percent of the images of a class"
     return Table("epsilon", "The figure of ε", caption, tuple(rows), figure=True)
 
@@ -289,15 +294,11 @@ def separated() -> Table:
         "both losses with weight 1": {"weights": "ones"},
         "losses and share of old images as in SS-IL": {"old_share": 0.2, "weights": "ones", "distil": "by-step"},
     }
-    published = dict(numbers(TABLE6))["separated softmax"]
+    (published,) = dict(numbers(TABLE6))["separated softmax"]
     rows = []
     for name, settings in readings.items():
         run = cifar(ILBaseline(mitigation="separated-softmax", **settings))
-        cells = []
-        for metric, value in zip(("average", "final base", "final new"), (*published, None, None)):
-            column = Column(f"cifar100-{metric.replace(' ', '-')}", "CIFAR-100, 5 steps", metric, "cifar100")
-            cells.append(Cell(column, value, run, metric))
-        rows.append(Row(name, tuple(cells)))
+        rows.append(Row(name, old_and_new(run, "CIFAR-100, 5 steps", published)))
     caption = (
         "IL-Baseline with a separated softmax, as the row of table 6 is (first) and by other readings: how much of an "
         "epoch is old images, what its mean is over, and what it and the distillation weigh"
@@ -313,11 +314,7 @@ def bounds() -> Table:
         ("fine-tuning, 20 kept", FineTuning(), "20"),
         ("joint training", Joint(), "all"),
     ):
-        cells = []
-        for metric in ("average", "final base", "final new"):
-            column = Column(f"cifar100-{metric.replace(' ', '-')}", "CIFAR-100, 5 steps", metric, "cifar100")
-            cells.append(Cell(column, None, cifar(method, memory=memory), metric))
-        rows.append(Row(name, tuple(cells)))
+        rows.append(Row(name, old_and_new(cifar(method, memory=memory), "CIFAR-100, 5 steps")))
     caption = (
         "The two bounds, with the net and the recipe of IL-Baseline: plain fine-tuning, and a new net in each step "
         "that is trained on all images of all classes so far"
