@@ -125,18 +125,19 @@ class LinearBlock(nn.Module):
         return y + F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
 
 
-def start_as_shortcuts(backbone: Backbone) -> None:
-    """Let the second batch norm of each block start at 0."""
-    for m in backbone.modules():
-        if isinstance(m, (Block, LinearBlock)):
-            nn.init.zeros_(m.bn2.weight)
+class ShortcutsFirst(Backbone):
+    """The second batch norm of each block starts at 0, so that a fresh block is its shortcut, as in PODNet's nets."""
+
+    def initialise(self, gen: torch.Generator) -> None:
+        """He initialisation (fan out), and blocks that add nothing yet."""
+        super().initialise(gen)
+        for m in self.modules():
+            if isinstance(m, (Block, LinearBlock)):
+                nn.init.zeros_(m.bn2.weight)
 
 
-class LinearTrunk(Backbone):
-    """PODNet's ResNet-32: 5, 5, 4 and 1 blocks, 16, 32, 64 and 64 wide, without a ReLU between blocks.
-
-    The second batch norm of each block starts at 0, so that a fresh block is its shortcut.
-    """
+class LinearTrunk(ShortcutsFirst):
+    """PODNet's ResNet-32: 5, 5, 4 and 1 blocks, 16, 32, 64 and 64 wide, without a ReLU between blocks."""
 
     width = 64
 
@@ -152,11 +153,6 @@ class LinearTrunk(Backbone):
                 stage.append(LinearBlock(inside, wide, stride if k == 0 else 1))
                 inside = wide
             self.stages.append(nn.Sequential(*stage))
-
-    def initialise(self, gen: torch.Generator) -> None:
-        """He initialisation (fan out), and blocks that add nothing yet."""
-        super().initialise(gen)
-        start_as_shortcuts(self)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
@@ -189,11 +185,8 @@ class ResNet18(Backbone):
         return self.staged(F.max_pool2d(F.relu(self.bn(self.conv(x))), 3, 2, 1))
 
 
-class HalfLinearTrunk(Backbone):
-    """PODNet's ResNet-18: its first convolution is 3×3 without a stride, and no ReLU follows a stage's second block.
-
-    The second batch norm of each block starts at 0, so that a fresh block is its shortcut.
-    """
+class HalfLinearTrunk(ShortcutsFirst):
+    """PODNet's ResNet-18: its first convolution is 3×3 without a stride, and no ReLU follows a stage's second block."""
 
     width = 512
 
@@ -204,11 +197,6 @@ class HalfLinearTrunk(Backbone):
         self.stages = nn.ModuleList()
         for inside, wide, stride in FOUR_STAGES:
             self.stages.append(stage(inside, wide, stride, [True, False]))
-
-    def initialise(self, gen: torch.Generator) -> None:
-        """He initialisation (fan out), and blocks that add nothing yet."""
-        super().initialise(gen)
-        start_as_shortcuts(self)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch."""
