@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .datasets import COUNTS, SHAPES
-from .errors import DataError, EquipoiseError
-from .folder import Result, read_result
+from .errors import EquipoiseError
+from .folder import Result, check_there, read_result
 from .losses import Standard
 from .paper import METRICS, Cell, Row, Table
 from .record import digest
@@ -56,9 +56,7 @@ def lacking(run: Run) -> str | None:
 def recorded(folder: Path) -> Records:
     """All results below a folder. Of two with the same settings and seed, one that reused nothing counts, which may
     be a timing, or else the first by name."""
-    if not folder.is_dir():
-        state = "is not there" if not folder.exists() else "is not a folder"
-        raise DataError(f"{folder} {state}: name one that holds the folders of runs")
+    check_there(folder, "one that holds the folders of runs")
     records = Records([], {})
     for path in sorted(folder.rglob("result.json")):
         found = Found(path.parent.relative_to(folder).as_posix(), read_result(path.parent))

@@ -42,6 +42,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def check_there(folder: Path, name: str) -> None:
+    """Refuse what is no folder; `name` says which one to name instead."""
+    if not folder.is_dir():
+        state = "is not there" if not folder.exists() else "is not a folder"
+        raise DataError(f"{folder} {state}: name {name}")
+
+
 def agree(folder: Path, settings: dict[str, Any]) -> None:
     """Refuse a folder that belongs to a run with other settings, and say which differ."""
     path, result = folder / "run.json", folder / "result.json"

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from . import methods
-from .errors import DataError, UsageError
-from .folder import Result, flat_settings, read_result
+from .errors import UsageError
+from .folder import Result, check_there, flat_settings, read_result
 from .method import Method, Recipe
 from .record import digest
 
@@ -39,9 +39,7 @@ def load_results(folders: Sequence[Path]) -> list[Result]:
     """The results of these folders of runs; a folder that holds such folders stands for all of them."""
     found: dict[Path, None] = {}  # each run once, however often it is named
     for folder in folders:
-        if not folder.is_dir():
-            state = "is not there" if not folder.exists() else "is not a folder"
-            raise DataError(f"{folder} {state}: name the folder of a run, or one that holds such folders")
+        check_there(folder, "the folder of a run, or one that holds such folders")
         inside = sorted(path.parent for path in folder.rglob("result.json"))
         found |= dict.fromkeys(path.resolve() for path in inside or [folder])
     return [read_result(path) for path in found]
