@@ -116,7 +116,7 @@ def two_steps(
         PODNet(nca="paper"),
         PODNet(Balanced()),
         *(ILBaseline(mitigation=name) for name in MITIGATIONS if name != "none"),  # type: ignore[arg-type]
-        ILBaseline(mitigation="separated-softmax", old_share=0.2, separated_mean="each"),
+        ILBaseline(mitigation="separated-softmax", old_share=0.2, separated_mean="all"),
         ILBaseline(mitigation="balanced-finetuning", refit_what="all", refit_statistics="move", refit_taught=True),
     ],
     ids=lambda m: f"{m.name}-{m.loss.name}-{m.mitigation}",

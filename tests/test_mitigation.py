@@ -70,8 +70,8 @@ def apart(z: Rows, y: list[int]) -> float:
 
 FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Rows, list[int]], float]]] = {
     "rescaled": ({"mitigation": "loss-rescaling"}, rescaled),
-    "separated": ({"mitigation": "separated-softmax"}, separated),
-    "apart": ({"mitigation": "separated-softmax", "separated_mean": "each"}, apart),
+    "separated": ({"mitigation": "separated-softmax", "separated_mean": "all"}, separated),
+    "apart": ({"mitigation": "separated-softmax"}, apart),
 }
 
 
@@ -282,10 +282,7 @@ REFUSED: list[tuple[Any, dict[str, Any], Any, str]] = [
     *((NCM, {"mitigation": k}, 4, "ncm, which takes none: nothing is trained") for k in KINDS),
     *((m, {"mitigation": "oversampling"}, 4, "memory-oversampling") for m in (ILBaseline, LUCIR, PODNet)),
     *((ILBaseline, {"mitigation": k, "old_share": 0.2}, 4, "old-share goes with") for k in ("none", *KINDS[1:4])),
-    *(
-        (ILBaseline, {"mitigation": k, "separated_mean": "each"}, 4, "goes with .* separated-softmax")
-        for k in KINDS[:4]
-    ),
+    *((ILBaseline, {"mitigation": k, "separated_mean": "all"}, 4, "goes with .* separated-softmax") for k in KINDS[:4]),
 ]
 
 
@@ -302,7 +299,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(method: Any, settings: Any
     ("setting", "says"),
     [
         *(({"old_share": v}, "old-share must be .* above 0 and at most 0.99") for v in (0.0, 1.0, -0.5, math.nan)),
-        ({"separated_mean": "both"}, "'all' or 'each'"),
+        ({"separated_mean": "both"}, "'each' or 'all'"),
     ],
     ids=str,
 )
@@ -343,8 +340,8 @@ def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: An
         return run_name(asked), prepare(asked).keys()
 
     usual = keys()
-    assert keys(old_share=0.5, separated_mean="all") == usual
-    for settings in ({"old_share": 0.2}, {"separated_mean": "each"}):
+    assert keys(old_share=0.5, separated_mean="each") == usual
+    for settings in ({"old_share": 0.2}, {"separated_mean": "all"}):
         name, (_, *later) = keys(**settings)
         assert name != usual[0] and not set(later) & set(usual[1])
         assert method(mitigation="separated-softmax", **settings).at_base() == method().at_base()
@@ -353,12 +350,12 @@ def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: An
 
 @pytest.mark.usefixtures("isolated")
 def test_settings_of_a_remedy_reach_the_record() -> None:
-    remedy = "--mitigation separated-softmax --old-share 0.2 --separated-mean each"
+    remedy = "--mitigation separated-softmax --old-share 0.2 --separated-mean all"
     words = f"run il-baseline {remedy} --dataset digits --memory 4 --base 8 --steps 1 --epochs 1 --device cpu --out run"
     assert command(words.split()) == 0
     found = json.loads(Path("run/result.json").read_text())["run"]
-    assert found["old_share"] == 0.2 and found["separated_mean"] == "each"
-    asked = ILBaseline(mitigation="separated-softmax", old_share=0.2, separated_mean="each")
+    assert found["old_share"] == 0.2 and found["separated_mean"] == "all"
+    asked = ILBaseline(mitigation="separated-softmax", old_share=0.2, separated_mean="all")
     assert Learner.load("run/model").method == asked
 
 

@@ -44,7 +44,7 @@ def test_the_committed_report_is_what_the_records_give(made: Path) -> None:
             assert (made / path).read_bytes() == (committed / path).read_bytes(), f"{path}: equipoise report results"
 
 
-@pytest.mark.parametrize("id", ["table1", "table3"])
+@pytest.mark.parametrize("id", ["table1", "table3", "table5", "table6"])
 def test_the_readme_shows_what_is_recorded(id: str) -> None:
     table = paper.table(id).on("cifar100")
     own = [row for row in fill(table, recorded(RESULTS)) if not row.row.quoted]
@@ -52,21 +52,28 @@ def test_the_readme_shows_what_is_recorded(id: str) -> None:
     assert text in (RESULTS.parent / "README.md").read_text()
 
 
+REVERSED = {("table1", "cifar100-25", "il-baseline", "balanced", "meta")}
+"""α is learned better here than by the authors, who have it 2.5 points below α = 1 in 25 steps: results/README.md"""
+
+
 @pytest.mark.parametrize(
-    ("id", "least"), [("table1", 21), ("table3", 50), ("table4", 2), ("table5", 14), ("table6", 18)]
+    ("id", "least"), [("table1", 48), ("table3", 50), ("table4", 2), ("table5", 28), ("table6", 24)]
 )
 def test_differences_that_the_paper_claims_have_its_sign(id: str, least: int) -> None:
     """In each column, of all pairs of rows that the paper has more than 2 points apart; `least` were recorded once."""
     table = paper.table(id).on("cifar100")
     cells = [cell for row in fill(table, recorded(RESULTS)) if not row.row.quoted for cell in row.cells]
-    pairs = 0
+    pairs, reversed_ = 0, set()
     for a, b in itertools.combinations((cell for cell in cells if cell.ours is not None), 2):
         assert a.cell.paper is not None and b.cell.paper is not None and a.ours is not None and b.ours is not None
         claimed = a.cell.paper - b.cell.paper
         if a.cell.column == b.cell.column and abs(claimed) > 2:
-            assert (a.ours - b.ours) * claimed > 0, f"{a.command} against {b.command}"
-            pairs += 1
-    assert pairs >= least
+            same = (a.ours - b.ours) * claimed > 0
+            pairs += same
+            if not same:
+                methods = a.cell.run.method, b.cell.run.method
+                reversed_.add((id, a.cell.column.id, methods[0].name, *(method.loss.name for method in methods)))
+    assert pairs >= least and reversed_ == {pair for pair in REVERSED if pair[0] == id}
 
 
 def test_the_headline_marks_what_is_off() -> None:
@@ -362,11 +369,11 @@ def test_colours_say_how_far(everything: tuple[Path, dict[str, int]]) -> None:
 
 
 def test_stale_files_go_and_others_stay(tmp_path: Path) -> None:
-    for name in ("figures/alpha-10.png", "figures/mine.png", "tables/costs.md", "tables/notes.txt"):
+    for name in ("figures/steps-table9.png", "figures/mine.png", "tables/costs.md", "tables/notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("old")
     report(RESULTS, tmp_path)
-    assert not (tmp_path / "figures/alpha-10.png").exists()
+    assert not (tmp_path / "figures/steps-table9.png").exists()
     assert (tmp_path / "tables/costs.md").read_text() != "old"
     assert (tmp_path / "figures/mine.png").exists() and (tmp_path / "tables/notes.txt").exists()
 

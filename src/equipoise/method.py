@@ -151,8 +151,8 @@ class Method:
     """another remedy for the bias towards new classes, instead of a loss that is one"""
     old_share: float = later(HALF)
     """oversampling (memory-oversampling, separated-softmax): how much of an epoch is old images; SS-IL: 0.2"""
-    separated_mean: Literal["all", "each"] = later("all")
-    """separated softmax: one mean over all images, or one over old and one over new ones, which are added"""
+    separated_mean: Literal["each", "all"] = later("each")
+    """separated softmax: a mean over old and one over new images, which are added, or one mean over all as in SS-IL"""
     refit_epochs: int | None = later(None)
     """refit: passes over the memory; None for the method's own number"""
     refit_lr: float | None = later(None)
@@ -216,7 +216,7 @@ class Method:
         Runs share a base step when these are equal. Equal counts make every λ equal, so the loss is no difference.
         """
         refits: dict[str, Any] = {f"refit_{name}": None for name in REFIT}
-        return replace(self, loss=Standard(), mitigation="none", old_share=HALF, separated_mean="all", **refits)
+        return replace(self, loss=Standard(), mitigation="none", old_share=HALF, separated_mean="each", **refits)
 
     def learns(self, t: int) -> bool:
         """Whether the net is trained in step t; else the step is `after` alone."""

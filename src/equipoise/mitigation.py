@@ -34,10 +34,10 @@ def check(method: Method, *shares: int) -> None:
     errors.check_choice("mitigation", kind, *MITIGATIONS)
     share, mean = method.old_share, method.separated_mean
     errors.check("old-share", share, above=0, most=0.99)
-    errors.check_choice("separated-mean", mean, "all", "each")
+    errors.check_choice("separated-mean", mean, "each", "all")
     if share != HALF and kind not in REPLAYING:
         raise UsageError(f"old-share goes with mitigation {' or '.join(REPLAYING)}, not with {kind}")
-    if mean != "all" and kind != "separated-softmax":
+    if mean != "each" and kind != "separated-softmax":
         raise UsageError(f"separated-mean goes with mitigation separated-softmax, not with {kind}")
     if kind == "none":
         return
@@ -73,7 +73,7 @@ def rescaled(z: Tensor, y: Tensor, n: Tensor) -> Tensor:
 def separated(z: Tensor, y: Tensor, n_old: int, mean: str) -> Tensor:
     """Cross-entropy of each image among its own kind only, old classes or new ones (SS-IL, Ahn et al., 2021).
 
-    The mean is over `all` images; or over `each` kind, and the two are added: one that a batch lacks is 0.
+    The mean is over `each` kind, and the two are added: one that a batch lacks is 0; or it is over `all` images.
     """
     z, old = full_precision(z), y < n_old
     past = torch.arange(z.shape[1], device=z.device) < n_old
