@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from equipoise import Balanced, Crop, ILBaseline, Learner, Meta, Recipe
 from equipoise import capture as capture_module
 from equipoise.capture import Engine, UnfitError, prepared
 from equipoise.data import Images
+from equipoise.gpu import Streams
 from equipoise.heads import LinearHead
 from equipoise.method import Step
 from equipoise.methods.podnet import PODNet
@@ -234,3 +236,15 @@ def test_our_kernels_stand_in_only_for_what_they_compute() -> None:
     other.bn.eps = 1e-3
     hooked.conv.register_forward_hook(lambda *_: None)
     assert not has_kernels(other) and not has_kernels(hooked)
+
+
+def test_a_stream_is_used_again_for_its_purpose_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda number: (number, object()))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    streams = Streams()
+    first = streams.get(torch.device("cuda"), "teacher")
+    assert first == streams.get(torch.device("cuda:1"), "teacher") and first[0] == 1  # type: ignore[index]
+    others = {streams.get(torch.device("cuda"), "weights"), streams.get(torch.device("cuda:0"), "teacher")}
+    with ThreadPoolExecutor(1) as pool:
+        others.add(pool.submit(streams.get, torch.device("cuda"), "teacher").result())
+    assert len(others | {first}) == 4

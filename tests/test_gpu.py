@@ -15,7 +15,7 @@ import torch
 from equipoise import LUCIR, Balanced, Crop, ILBaseline, Learner, Meta, Method, PODNet, Recipe, Standard
 from equipoise.capture import ENGINES, prepared
 from equipoise.data import Images
-from equipoise.machine import peak_memory, recent_peak_memory
+from equipoise.gpu import peak_memory, recent_peak_memory
 from equipoise.method import Step
 from equipoise.mitigation import MITIGATIONS
 from equipoise.nets import Net
@@ -315,3 +315,22 @@ def test_the_memory_of_training_is_told_apart_from_that_of_predicting() -> None:
     predicting = recent_peak_memory(learner.device_)
     learner.learn(x[:100], y[:100] + 4, note)
     assert 0 < seen[0] == seen[1] <= seen[2] == seen[3] < predicting <= peak_memory(learner.device_)
+
+
+@pytest.mark.parametrize("method", [ILBaseline(), LUCIR(finetune=True)], ids=lambda m: m.name)
+def test_a_step_takes_no_more_memory_than_those_before(method: Method) -> None:
+    """Streams are used again: each new one that multiplies matrices would keep 32 or 64 MiB."""
+    gen = generator(6)
+    x = torch.randint(0, 256, (100, *SHAPE), dtype=torch.uint8, generator=gen)
+    y = torch.arange(100) % 2
+    peaks: dict[int, float] = {}
+
+    def note(learner: Learner) -> None:
+        assert learner.progress_ is not None and learner.progress_.mib is not None
+        peaks[learner.progress_.step] = learner.progress_.mib
+
+    learner = Learner(method, memory=5, device="cuda", precision="bf16", recipe=Recipe(epochs=2, batch=16))
+    for t in range(6):
+        learner.learn(x, y + 2 * t, note)
+    assert learner.engine_ == "fused" and len(peaks) == 6
+    assert max(peaks[t] for t in range(3, 6)) - peaks[2] < 4

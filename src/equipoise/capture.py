@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .errors import full_gpu
+from .gpu import STREAMS
 from .launch import together
 
 Engine = Literal["fused", "compiled", "captured", "eager"]
@@ -43,9 +44,9 @@ class Aside:
     What is read aside must live until the join: memory that its own stream gives back is used again at once.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, purpose: str) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.stream = STREAMS.get(device, purpose) if device.type == "cuda" else None
         self.inside = contextlib.ExitStack()
 
     def __enter__(self) -> None:
@@ -101,7 +102,7 @@ def _captured(step: Callable[[], None], state: Sequence[Tensor], before: Sequenc
             for t, old in zip(state, before):
                 t.copy_(old)
 
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside = STREAMS.get(torch.device("cuda"), "recording")
     aside.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(aside):

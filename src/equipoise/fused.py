@@ -29,7 +29,7 @@ class Training:
     def __init__(self, net: Net, dtype: torch.dtype = torch.bfloat16) -> None:
         self.plan = Plan(net, dtype)
         self.counts: dict[tuple[int, int, int], Tensor] = {}
-        self.aside = Aside(net.mean.device)
+        self.aside = Aside(net.mean.device, "weights")
 
     def __call__(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch of uint8 images."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from . import __version__
+from .gpu import peak_memory
 from .store import code_fingerprint
 
 
@@ -42,26 +43,3 @@ def hardware(device: torch.device) -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(device)
         found["peak_memory_mib"] = round(peak_memory(device))
     return found
-
-
-_before: dict[int, float] = {}  # by GPU, the peak before its counting began anew
-
-
-def peak_memory(device: torch.device) -> float:
-    """The most memory of a GPU, in MiB, that tensors of this process have had at once, ever."""
-    return max(_before.get(_number(device), 0.0), recent_peak_memory(device))
-
-
-def recent_peak_memory(device: torch.device) -> float:
-    """The same since `count_memory_anew`."""
-    return torch.cuda.max_memory_allocated(device) / 2**20
-
-
-def count_memory_anew(device: torch.device) -> None:
-    """Forget the peak of a GPU's memory so far, as far as `recent_peak_memory` goes."""
-    _before[_number(device)] = peak_memory(device)
-    torch.cuda.reset_peak_memory_stats(device)
-
-
-def _number(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index

@@ -16,10 +16,11 @@ from . import checkpoint, record
 from .data import Images
 from .datasets import COUNTS, SHAPES
 from .errors import DataError
+from .gpu import peak_memory
 from .inputs import resolve_device
 from .learner import Learner
 from .losses import Meta, Standard
-from .machine import hardware, peak_memory, versions
+from .machine import hardware, versions
 from .memory import Budget
 from .method import Method
 from .randomness import generator

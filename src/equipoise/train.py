@@ -19,8 +19,8 @@ from .augment import Crop
 from .capture import Aside, Engine, UnfitError, prepared
 from .data import Images
 from .errors import RunError
+from .gpu import count_memory_anew, recent_peak_memory
 from .losses import Meta
-from .machine import count_memory_anew, recent_peak_memory
 from .method import Method, Recipe, Step
 from .nets import RESIDUAL, Backbone, Features
 from .randomness import generator
@@ -244,7 +244,7 @@ def fit(
         sgd_(weights, grads, at.momentum, lr, recipe)
         total.add_(loss.detach())
 
-    aside = Aside(device)
+    aside = Aside(device, "teacher")
     s.net.train(moving)
 
     def steps(engine: Engine) -> list[Callable[[], None]]:

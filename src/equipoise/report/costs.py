@@ -11,8 +11,9 @@ from rich import box
 from rich.table import Table as Rich
 
 from ..compare import FilledRow
+from ..datasets import SHAPES
 from ..folder import Result
-from ..paper import Table
+from ..paper import Cell, Table
 from .tables import detailed, escaped
 
 COLUMNS = (
@@ -20,7 +21,7 @@ COLUMNS = (
     "epochs",
     "training, s",
     "refitting, s",
-    "both, against Balanced",
+    "at full length, against Balanced",
     "whole steps, s",
     "training, MiB",
     "whole run, MiB",
@@ -37,21 +38,24 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
     Of the first seed; – for what has not been timed.
     """
     found = {row.row.name: row.cells[0].found[0].result for row in filled if row.cells and row.cells[0].found}
+    usual = {row.row.name: own_epochs(row.cells[0].cell) for row in filled if row.cells}
 
     def line(name: str) -> list[str]:
         if name not in found:
             return [name, *"–" * (len(COLUMNS) - 1)]
         result = found[name]
-        rival = found.get(name.split(",")[0].split(" with")[0] + ", Balanced")
+        other = name.split(",")[0].split(" with")[0] + ", Balanced"
+        rival = found.get(other)
         alike = rival is not None and machine(rival) == machine(result)
-        memory = [step.get("training_mib") for step in result["steps"][1:]]
-        peaks = None if None in memory else max(memory, default=None), result.get("hardware", {}).get("peak_memory_mib")
+        times = trained(result, usual[name]) / trained(rival, usual[other]) if rival is not None and alike else None
+        first = result["steps"][1] if len(result["steps"]) > 1 else {}
+        peaks = first.get("training_mib"), result.get("hardware", {}).get("peak_memory_mib")
         return [
             name,
             str(result["run"]["recipe"]["epochs"]),
             f"{seconds(result, 'training'):.2f}",
             f"{seconds(result, 'refitting'):.2f}" if result.get("refit") else "–",
-            f"{trained(result) / trained(rival):.2f}" if rival is not None and alike else "–",
+            "–" if times is None else f"{times:.2f}",
             f"{seconds(result, ''):.2f}",
             *("–" if peak is None else f"{peak:,.0f}" for peak in peaks),
             machine(result),
@@ -60,9 +64,10 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
     return {
         "title": table.title,
         "caption": f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. Memory is the GPU's "
-        "at its peak: while steps after the base step are trained, and in the whole run, predicting included. A whole "
-        "step is training and refitting and, besides, recording kernels, choosing exemplars, measuring and saving: in "
-        "runs as short as these, that weighs more than in a real one.",
+        "at its peak: while the first step after the base step is trained, and in the whole run, predicting included. "
+        "At full length training takes as much longer as the method has more epochs, and refitting what it takes here. "
+        "A whole step is both and, besides, recording kernels, choosing exemplars, measuring and saving: in runs as "
+        "short as these, that weighs more than in a real one.",
         "columns": list(COLUMNS),
         "rows": [line(row.row.name) for row in filled],
         "commands": [f"{row.row.name}: {row.cells[0].command} --store none" for row in filled],
@@ -81,9 +86,15 @@ def seconds(result: Result, what: str) -> float:
     return float(sum(step.get(name, 0.0) for step in result["steps"][1:]))
 
 
-def trained(result: Result) -> float:
-    """Seconds of training and refitting."""
-    return seconds(result, "training") + seconds(result, "refitting")
+def own_epochs(cell: Cell) -> int:
+    """How many epochs the method of a cell has, which is measured with fewer."""
+    assert cell.run is not None
+    return cell.run.method.recipe(SHAPES[cell.run.dataset]).epochs
+
+
+def trained(result: Result, epochs: int) -> float:
+    """Seconds of training and refitting, had training as many epochs."""
+    return seconds(result, "training") * epochs / int(result["run"]["recipe"]["epochs"]) + seconds(result, "refitting")
 
 
 def terminal(made: Costs) -> Rich:
