@@ -35,7 +35,7 @@ from equipoise import (
     Standard,
     UsageError,
     datasets,
-    machine,
+    gpu,
 )
 from equipoise.data import Images
 from equipoise.evaluate import forgetting
@@ -664,14 +664,14 @@ def test_the_peak_of_memory_outlives_a_new_count(monkeypatch: pytest.MonkeyPatch
     device, now = torch.device("cuda:3"), [5.0]
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: now[0] * 2**20)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: now.__setitem__(0, 1.0))
-    monkeypatch.setattr(machine, "_before", {})
-    machine.count_memory_anew(device)
-    assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (1.0, 5.0)
+    monkeypatch.setattr(gpu, "_before", {})
+    gpu.count_memory_anew(device)
+    assert (gpu.recent_peak_memory(device), gpu.peak_memory(device)) == (1.0, 5.0)
     now[0] = 4.0
-    machine.count_memory_anew(device)
-    assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (1.0, 5.0)
+    gpu.count_memory_anew(device)
+    assert (gpu.recent_peak_memory(device), gpu.peak_memory(device)) == (1.0, 5.0)
     now[0] = 7.0
-    assert (machine.recent_peak_memory(device), machine.peak_memory(device)) == (7.0, 7.0)
+    assert (gpu.recent_peak_memory(device), gpu.peak_memory(device)) == (7.0, 7.0)
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"loss": Standard()}, {"order": "0"}], ids=str)
