@@ -333,7 +333,7 @@ def test_the_command_refuses_an_unknown_remedy_and_lists_those_there_are(capsys:
 
 @pytest.mark.parametrize("method", [ILBaseline, LUCIR])
 def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: Any) -> None:
-    """And the defaults name none: records and folders from before there were such settings are found again."""
+    """And the defaults name none, so that older records are found again, but for the mean, which was another before."""
 
     def keys(**settings: Any) -> tuple[str, list[str]]:
         asked = Run(method(mitigation="separated-softmax", **settings), "digits", base=6, steps=2, device="cpu")
@@ -345,7 +345,28 @@ def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: An
         name, (_, *later) = keys(**settings)
         assert name != usual[0] and not set(later) & set(usual[1])
         assert method(mitigation="separated-softmax", **settings).at_base() == method().at_base()
-    assert "old_share" not in record.describe(method(mitigation="separated-softmax"))
+    plain = record.describe(method(mitigation="separated-softmax"))
+    assert "old_share" not in plain and plain.pop("separated_mean") == "each"
+    assert record.method_from(plain) == method(mitigation="separated-softmax", separated_mean="all"), "as it was before"
+    assert "separated_mean" not in record.describe(method(mitigation="memory-oversampling"))
+
+
+@pytest.mark.usefixtures("isolated")
+def test_an_older_folder_of_a_separated_softmax_had_one_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "run il-baseline --mitigation separated-softmax --dataset digits --memory 4 --base 8 --steps 1 --epochs 1"
+    again = [*words.split(), "--device", "cpu", "--out", "run"]
+    assert command([*again, "--separated-mean", "all"]) == 0
+    for name in ("run.json", "result.json"):
+        path = Path("run") / name
+        found = json.loads(path.read_text())
+        del found.get("run", found)["separated_mean"]
+        path.write_text(json.dumps(found))
+    assert command([*again, "--separated-mean", "all"]) == 0, "what it was"
+    capsys.readouterr()
+    assert command(again) == 1
+    assert "other settings: separated_mean (there all, here each);" in capsys.readouterr().err
+    assert command([*again, "--separated-mean", "all", "--weights", "ones"]) == 1
+    assert "other settings: weights (there rho, here ones);" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("isolated")
@@ -353,8 +374,11 @@ def test_settings_of_a_remedy_reach_the_record() -> None:
     remedy = "--mitigation separated-softmax --old-share 0.2 --separated-mean all"
     words = f"run il-baseline {remedy} --dataset digits --memory 4 --base 8 --steps 1 --epochs 1 --device cpu --out run"
     assert command(words.split()) == 0
-    found = json.loads(Path("run/result.json").read_text())["run"]
-    assert found["old_share"] == 0.2 and found["separated_mean"] == "all"
+    result = json.loads(Path("run/result.json").read_text())
+    for found in (result["run"], result["in_full"]["method"]):
+        assert found["old_share"] == 0.2 and found["separated_mean"] == "all"
+    assert result["in_full"]["method"]["distil"] == "together" and "distil" not in result["run"], "a default"
+    assert result["in_full"]["recipe"]["last"] == "joined" and result["in_full"]["augment"]["brightness"] == 0
     asked = ILBaseline(mitigation="separated-softmax", old_share=0.2, separated_mean="all")
     assert Learner.load("run/model").method == asked
 

@@ -49,7 +49,7 @@ DIGITS = datasets.load("digits")
 
 FIELDS = {
     *("average_incremental_accuracy", "average_incremental_accuracy_top5", "steps", "final", "forgetting"),
-    *("confusion", "class_order", "alpha", "run", "refit", "reused", "versions", "hardware", "seconds"),
+    *("confusion", "class_order", "alpha", "run", "refit", "in_full", "reused", "versions", "hardware", "seconds"),
 }
 STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step", "training_mib"}
 SETTINGS = {"method", "loss", "alpha", "epsilon", "dataset", "base", "steps", "memory", "order", "seed"}

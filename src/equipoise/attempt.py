@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import checkpoint
+from .augment import Crop
 from .errors import DataError
 from .evaluate import confusion_matrix, forgetting, summary
 from .folder import Result
+from .inputs import image_shape
 from .learner import Learner
 from .machine import hardware, versions
+from .method import Method, Recipe
 from .record import describe
 from .store import Store
 from .train import Epoch
@@ -224,6 +227,11 @@ class Attempt:
             self.confusion = confusion_matrix(z, test.y, now)
             return summary(z, test.y, self.plan.sizes[: t + 1])
 
+    def settings(self) -> dict[str, Method | Recipe | Crop]:
+        """All that a record names in full."""
+        recipe, augment = self.learner.settings_for(image_shape(self.plan.train.x))
+        return {"method": self.plan.run.method, "recipe": recipe, "augment": augment}
+
     def result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
@@ -239,6 +247,7 @@ class Attempt:
             "class_order": plan.order,
             "run": {k: v for k, v in plan.settings.items() if k != "class_order"},
             "refit": None if refit is None else {**asdict(refit), "recipe": describe(refit.recipe)},
+            "in_full": {name: describe(value, in_full=True) for name, value in self.settings().items()},
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),
             "versions": versions(),

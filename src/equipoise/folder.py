@@ -12,6 +12,8 @@ from typing import Any
 
 from . import checkpoint
 from .errors import BusyError, DataError, RunError, UsageError
+from .mitigation import as_made
+from .record import usual
 
 Result = dict[str, Any]
 RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
@@ -61,7 +63,8 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
         return
     if not isinstance(recorded, dict):
         raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
-    there, here = flat_settings(completed(recorded)), flat_settings(json.loads(json.dumps(settings)))
+    meant = usual(settings["method"])
+    there, here = (meant | flat_settings(one) for one in (completed(recorded), json.loads(json.dumps(settings))))
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
     if not path.is_file():  # nothing will be computed, so where it was does not matter
         differ = [k for k in differ if k not in ("device", "precision")]
@@ -78,7 +81,7 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with what their file is too old to name."""
-    return {**LATER, **settings, "recipe": {**LATER_RECIPE, **settings.get("recipe", {})}}
+    return {**LATER, **as_made(settings), "recipe": {**LATER_RECIPE, **settings.get("recipe", {})}}
 
 
 def flat_settings(settings: dict[str, Any]) -> dict[str, Any]:

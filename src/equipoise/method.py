@@ -15,7 +15,7 @@ from .data import Images
 from .errors import UsageError, check, check_choice
 from .heads import Head, LinearHead
 from .losses import Loss, Standard
-from .mitigation import HALF, Mitigation
+from .mitigation import HALF, Mitigation, separates
 from .nets import Backbone, Net, Out, ResNet18, ResNet32, SmallNet, scale
 from .setting import later
 
@@ -151,7 +151,7 @@ class Method:
     """another remedy for the bias towards new classes, instead of a loss that is one"""
     old_share: float = later(HALF)
     """oversampling (memory-oversampling, separated-softmax): how much of an epoch is old images; SS-IL: 0.2"""
-    separated_mean: Literal["each", "all"] = later("each")
+    separated_mean: Literal["each", "all"] = later("each", named=separates)
     """separated softmax: a mean over old and one over new images, which are added, or one mean over all as in SS-IL"""
     refit_epochs: int | None = later(None)
     """refit: passes over the memory; None for the method's own number"""
@@ -184,7 +184,7 @@ class Method:
         """The classification loss of a batch with logits z and labels y: what `loss` and `mitigation` say."""
         if s.t > 0 and self.mitigation == "loss-rescaling":
             return mitigation.rescaled(z, y, s.n)
-        if s.t > 0 and self.mitigation == "separated-softmax":
+        if s.t > 0 and separates(self):
             return mitigation.separated(z, y, s.n_old, self.separated_mean)
         return self.loss(z, y, s)
 

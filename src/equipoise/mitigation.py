@@ -5,7 +5,7 @@ They act after the base step only, and go with the standard loss.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,10 +22,21 @@ Mitigation = Literal[
     "none", "memory-oversampling", "class-oversampling", "loss-rescaling", "balanced-finetuning", "separated-softmax"
 ]
 MITIGATIONS: tuple[str, ...] = get_args(Mitigation)
-REPLAYING = ("memory-oversampling", "separated-softmax")
+SEPARATED = "separated-softmax"
+REPLAYING = ("memory-oversampling", SEPARATED)
 """those whose epochs have a certain share of old images"""
 HALF = 0.5
 """the paper's share: as many old images as new ones"""
+
+
+def separates(method: Method) -> bool:
+    """Whether its remedy is a separated softmax."""
+    return method.mitigation == SEPARATED
+
+
+def as_made(settings: dict[str, Any]) -> dict[str, Any]:
+    """Recorded settings, with the mean that a separated softmax had before there was a choice."""
+    return {"separated_mean": "all", **settings} if settings.get("mitigation") == SEPARATED else settings
 
 
 def check(method: Method, *shares: int) -> None:
@@ -37,8 +48,8 @@ def check(method: Method, *shares: int) -> None:
     errors.check_choice("separated-mean", mean, "each", "all")
     if share != HALF and kind not in REPLAYING:
         raise UsageError(f"old-share goes with mitigation {' or '.join(REPLAYING)}, not with {kind}")
-    if mean != "each" and kind != "separated-softmax":
-        raise UsageError(f"separated-mean goes with mitigation separated-softmax, not with {kind}")
+    if mean != "each" and kind != SEPARATED:
+        raise UsageError(f"separated-mean goes with mitigation {SEPARATED}, not with {kind}")
     if kind == "none":
         return
     if not isinstance(method.loss, Standard):
@@ -73,7 +84,7 @@ def rescaled(z: Tensor, y: Tensor, n: Tensor) -> Tensor:
 def separated(z: Tensor, y: Tensor, n_old: int, mean: str) -> Tensor:
     """Cross-entropy of each image among its own kind only, old classes or new ones (SS-IL, Ahn et al., 2021).
 
-    The mean is over `each` kind, and the two are added: one that a batch lacks is 0; or it is over `all` images.
+    The mean is over `each` kind, and the two are added: one that a batch lacks is 0; or over `all` images, as in SS-IL.
     """
     z, old = full_precision(z), y < n_old
     past = torch.arange(z.shape[1], device=z.device) < n_old

@@ -15,7 +15,8 @@ from .errors import DataError, EquipoiseError, RunError, UsageError, unknown
 from .inputs import resolve_device
 from .losses import LOSSES, Loss
 from .method import Method, Recipe
-from .setting import given
+from .mitigation import as_made
+from .setting import came_later, given
 
 if TYPE_CHECKING:
     from .learner import Learner
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def describe(value: Method | Loss | Recipe | Crop) -> dict[str, Any]:
-    """The fields of a description, with the name of its kind where there are several."""
+def describe(value: Method | Loss | Recipe | Crop, in_full: bool = False) -> dict[str, Any]:
+    """The fields of a description, with the name of its kind where there are several.
+
+    Without those that came later and have their default, so that it is the same as it was before; unless `in_full`.
+    """
     plain: dict[str, Any] = {"name": value.name} if isinstance(value, (Method, Loss)) else {}
-    for name, one in given(value).items():
+    every = {f.name: getattr(value, f.name) for f in fields(value)}
+    for name, one in (every if in_full else given(value)).items():
         if isinstance(one, np.generic):
             one = one.item()
         plain[name] = describe(one) if isinstance(one, Loss) else list(one) if isinstance(one, tuple) else one
@@ -35,7 +40,7 @@ def describe(value: Method | Loss | Recipe | Crop) -> dict[str, Any]:
 
 def method_from(plain: dict[str, Any]) -> Method:
     """The method that `describe` described; its class must have been imported."""
-    rest = dict(plain)
+    rest = as_made(plain).copy()
     loss = dict(rest.pop("loss"))
     kind = loss.pop("name")
     if kind not in LOSSES:
@@ -45,6 +50,12 @@ def method_from(plain: dict[str, Any]) -> Method:
         hint = "if it is your own, import the module that defines it first"
         raise DataError(f"{unknown('method', str(name), methods.known())}; {hint}")
     return _made(methods.known()[name], {**rest, "loss": _made(LOSSES[kind], loss)})
+
+
+def usual(method: str) -> dict[str, Any]:
+    """The defaults of what came later, of a method, a recipe and an augmentation: meant where it is not named."""
+    kinds = (methods.known().get(method, Method), Recipe, Crop)
+    return {f.name: f.default for kind in kinds for f in came_later(kind)}
 
 
 def recipe_from(plain: dict[str, Any]) -> Recipe:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import field, fields
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import Field, field, fields
 from typing import Any
 
 
-def later(default: Any) -> Any:
-    """The default of such a setting, which is given by name: what older records, keys and folders were made with."""
-    return field(default=default, kw_only=True, metadata={"later": True})
+def later(default: Any, named: Callable[[Any], bool] = lambda value: False) -> Any:
+    """The default of such a setting, which is given by name: what older records, keys and folders were made with.
+
+    Where older ones were made with something else, it is `named` even if it has its default.
+    """
+    return field(default=default, kw_only=True, metadata={"later": named})
 
 
 def given(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, without those that came later and have their default."""
     every = {f: getattr(value, f.name) for f in fields(value)}
-    return {f.name: one for f, one in every.items() if not (f.metadata.get("later") and one == f.default)}
+    unsaid = {f.name for f in came_later(value) if every[f] == f.default and not f.metadata["later"](value)}
+    return {f.name: one for f, one in every.items() if f.name not in unsaid}
+
+
+def came_later(kind: Any) -> list[Field[Any]]:
+    """The fields of a dataclass, or of its kind, that older records do not name."""
+    return [f for f in fields(kind) if "later" in f.metadata]
 
 
 def changed(value: Any, usual: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
