@@ -248,3 +248,5 @@ def test_a_stream_is_used_again_for_its_purpose_by_its_thread(monkeypatch: pytes
     with ThreadPoolExecutor(1) as pool:
         others.add(pool.submit(streams.get, torch.device("cuda"), "teacher").result())
     assert len(others | {first}) == 4
+    streams.forget()
+    assert streams.get(torch.device("cuda"), "teacher") not in others | {first}

@@ -147,6 +147,16 @@ def test_rows_of_different_settings_can_be_told_apart(capsys, runs, settings):
     assert words[0] != words[1]
 
 
+def test_a_remedy_is_always_told(capsys, runs):
+    kind = {"mitigation": "memory-oversampling"}
+    one, two = (changed(runs / "standard", runs / f"more-{seed}", seed=seed, **kind) for seed in (0, 1))
+    assert "Standard, memory-oversampling, digits" in shown(capsys, one)
+    assert "mitigation memory-oversampling" in shown(capsys, one, two), "in the title"
+    text = shown(capsys, one, runs / "standard")
+    assert {row["mitigation"] for row in table(text)[1]} == {"none", "memory-oversampling"}
+    assert "mitigation" not in shown(capsys, runs / "standard", runs / "meta")
+
+
 def test_a_run_that_is_named_twice_counts_once(capsys, runs):
     once = [runs / "balanced-0", runs / "balanced-1"]
     expected = over(once, MEASURED["average"])

@@ -29,7 +29,7 @@ WARM_UP = 3
 """calls before recording: libraries choose their algorithms, and what is allocated once is allocated"""
 
 RECORDING = threading.Lock()
-"""held while a step is recorded: the streams and the list of kernels to compile are one for the whole process"""
+"""held while a step is recorded: torch's stream for that and the list of kernels to compile are the whole process's"""
 
 log = logging.getLogger("equipoise")
 
@@ -116,6 +116,9 @@ def _captured(step: Callable[[], None], state: Sequence[Tensor], before: Sequenc
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
+    except BaseException:
+        STREAMS.forget()  # who knows what state a recording that failed has left them in
+        raise
     finally:
         torch.cuda.synchronize()
         restore()

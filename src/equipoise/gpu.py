@@ -47,5 +47,9 @@ class Streams(threading.local):
             self.known[key] = torch.cuda.Stream(key[0])  # type: ignore[no-untyped-call]
         return self.known[key]
 
+    def forget(self) -> None:
+        """Take others from now on."""
+        self.known.clear()
+
 
 STREAMS = Streams()

@@ -88,6 +88,11 @@ def label(result: Result) -> str:
     return str(s["loss"]).capitalize() + ("" if value == default else f" {letter} {value}")
 
 
+def remedy(settings: dict[str, Any]) -> str:
+    """Another remedy than the loss, after a comma; nothing if there is none."""
+    return "" if settings["mitigation"] == "none" else f", {settings['mitigation']}"
+
+
 def measured_on(settings: dict[str, Any]) -> str:
     """Which images the accuracies are of."""
     return f"validation images ({settings['validation']:g})" if settings["validation"] else "test images"
@@ -131,6 +136,8 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
     }
     if any(g[0]["run"]["validation"] for g in groups):  # nobody is to take these accuracies for those of test images
         columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
+    if any(remedy(g[0]["run"]) for g in groups):
+        columns["mitigation"] = [g[0]["run"]["mitigation"] for g in groups]
     settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
     engines = [next(filter(None, map(engine_of, g)), "–") for g in groups]
     if len({*engines} - {"–"}) > 1:
@@ -168,7 +175,7 @@ def print_table(results: Sequence[Result], console: Console) -> None:
 def print_result(result: Result, console: Console) -> None:
     """Each step of one run, and what it comes to."""
     s = result["run"]
-    title = f"{s['method']}, {label(result)}, {s['dataset']}, memory {s['memory']}, seed {s['seed']}"
+    title = f"{s['method']}, {label(result)}{remedy(s)}, {s['dataset']}, memory {s['memory']}, seed {s['seed']}"
     title += f", measured on {measured_on(s)}" if s["validation"] else ""
     table = Table(title=f"{title}: accuracy in percent", box=box.SIMPLE_HEAD)
     for name in ("step", "classes", "all", "top 5", "base", "new", "latest", "α", "seconds"):

@@ -327,6 +327,8 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
                     column = f"{dataset}-{metric.replace(' ', '-')}"
                     at = [(float(r.row.name.removeprefix(start).rstrip("%")), cell_of(r, column)) for r in own]
                     series.append(over(metric, at, group, dashed=False))
+                if max((len(s["x"]) for s in series if s is not None), default=0) < 3:
+                    continue  # a line through two points would pass for a curve
                 yield from lines(
                     f"epsilon-{dataset}-{method.lower()}-{t}",
                     f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",

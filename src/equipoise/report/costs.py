@@ -65,7 +65,7 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
         "title": table.title,
         "caption": f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. Memory is the GPU's "
         "at its peak: while the first step after the base step is trained, and in the whole run, predicting included. "
-        "At full length training takes as much longer as the method has more epochs, and refitting what it takes here. "
+        "At full length: training is scaled to the method's own number of epochs, refitting is as measured. "
         "A whole step is both and, besides, recording kernels, choosing exemplars, measuring and saving: in runs as "
         "short as these, that weighs more than in a real one.",
         "columns": list(COLUMNS),
@@ -87,13 +87,13 @@ def seconds(result: Result, what: str) -> float:
 
 
 def own_epochs(cell: Cell) -> int:
-    """How many epochs the method of a cell has, which is measured with fewer."""
+    """The method's own number of epochs; its cost is measured with fewer."""
     assert cell.run is not None
     return cell.run.method.recipe(SHAPES[cell.run.dataset]).epochs
 
 
 def trained(result: Result, epochs: int) -> float:
-    """Seconds of training and refitting, had training as many epochs."""
+    """Seconds of training, scaled to so many epochs, and of refitting."""
     return seconds(result, "training") * epochs / int(result["run"]["recipe"]["epochs"]) + seconds(result, "refitting")
 
 
@@ -132,5 +132,7 @@ def comma_separated(made: Costs, commands: bool = False) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["name", *made["columns"][1:], "command"])
-    writer.writerows([*row, said.rpartition(": ")[2]] for row, said in zip(made["rows"], made["commands"]))
+    for (name, *values, machine), said in zip(made["rows"], made["commands"]):
+        plain = ["" if value == "–" else value.replace(",", "") for value in values]
+        writer.writerow([name, *plain, "" if machine == "–" else machine, said.rpartition(": ")[2]])
     return out.getvalue()

@@ -62,7 +62,10 @@ def seeds_in(filled: Sequence[FilledRow]) -> str:
 
 
 MARKS = {"near": "†", "off": "‡"}
-LEGEND = "; in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far)"
+LEGEND = (
+    "; in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far; unmarked "
+    "where that is better, in rows with a remedy)"
+)
 
 
 def commands_of(filled: Sequence[FilledRow]) -> Iterator[str]:
