@@ -244,7 +244,7 @@ def test_no_brightness_is_not_even_named(tmp_path: Path, monkeypatch: pytest.Mon
     result = run(plain, tmp_path)
     monkeypatch.setattr("equipoise.stages.fit", None)
     assert run(plain, tmp_path) == result
-    with pytest.raises(RunError, match=r"settings: brightness \(there None, here 0.25\);"):
+    with pytest.raises(RunError, match=r"settings: brightness \(there 0.0, here 0.25\);"):
         run(bright, tmp_path)
 
 
