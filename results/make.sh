@@ -41,6 +41,6 @@ report() { # tables, figures and the page, from the records
   $equipoise report results --out results/report
 }
 
-for stage in "${@:-bench alone tables choice precision tried report}"; do
+for stage in "${@:-bench alone tried tables choice precision report}"; do
   for one in $stage; do $one; done
 done

@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from equipoise import (
     UsageError,
     mitigation,
     record,
+    setting,
     stages,
 )
 from equipoise.cli import command
@@ -37,7 +39,7 @@ from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
 from equipoise.mitigation import MITIGATIONS
 from equipoise.randomness import generator
-from equipoise.run import Run, prepare, run_name
+from equipoise.run import Run, prepare, run, run_name
 
 KINDS = ("memory-oversampling", "class-oversampling", "loss-rescaling", "balanced-finetuning", "separated-softmax")
 OVERSAMPLING, HALVES = KINDS[:2], ("memory-oversampling", "separated-softmax")
@@ -397,3 +399,19 @@ def test_the_time_left_counts_the_epochs_as_they_are(kind: Any) -> None:
     new = sum(counts[5:])
     expected = {"none": new + 40, "memory-oversampling": 2 * new, "class-oversampling": 10 * max(counts[5:])}[kind]
     assert plan.images_to_train() == [20 * sum(counts[:5]), 20 * expected]
+
+
+@dataclass(frozen=True)
+class Odd(ILBaseline):
+    """Somebody's own method, whose settings are no JSON."""
+
+    words: frozenset[str] = setting.later(frozenset({"a"}))
+    cuts: tuple[float, ...] = setting.later((0.5,))
+    mine: int = field(default=3, kw_only=True, metadata={"later": True})
+
+
+def test_a_record_has_words_for_what_json_has_not(tmp_path: Path) -> None:
+    asked = Run(Odd(), "digits", base=8, steps=1, memory="2", recipe=Recipe(epochs=1), device="cpu")
+    found = run(asked, tmp_path)["in_full"]["method"]
+    assert (found["words"], found["cuts"], found["mine"]) == ("frozenset({'a'})", [0.5], 3)
+    assert found["loss"] == {"name": "standard"} and run(asked, tmp_path)["run"]["mine"] == 3

@@ -246,7 +246,7 @@ class Attempt:
             "confusion": self.confusion.tolist(),
             "class_order": plan.order,
             "run": {k: v for k, v in plan.settings.items() if k != "class_order"},
-            "refit": None if refit is None else {**asdict(refit), "recipe": describe(refit.recipe)},
+            "refit": None if refit is None else {**asdict(refit), "recipe": describe(refit.recipe, in_full=True)},
             "in_full": {name: describe(value, in_full=True) for name, value in self.settings().items()},
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),

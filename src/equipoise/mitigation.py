@@ -35,7 +35,7 @@ def separates(method: Method) -> bool:
 
 
 def as_made(settings: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings, with the mean that a separated softmax had before there was a choice."""
+    """Recorded settings, with the mean of a separated softmax where they leave it out: the default at that time."""
     return {"separated_mean": "all", **settings} if settings.get("mitigation") == SEPARATED else settings
 
 

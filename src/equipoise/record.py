@@ -34,8 +34,19 @@ def describe(value: Method | Loss | Recipe | Crop, in_full: bool = False) -> dic
     for name, one in (every if in_full else given(value)).items():
         if isinstance(one, np.generic):
             one = one.item()
-        plain[name] = describe(one) if isinstance(one, Loss) else list(one) if isinstance(one, tuple) else one
+        if isinstance(one, Loss):
+            plain[name] = describe(one, in_full)
+        else:
+            plain[name] = plainly(one) if in_full else list(one) if isinstance(one, tuple) else one
     return plain
+
+
+def plainly(value: Any) -> Any:
+    """A value as JSON has it; what it cannot have in words."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 def method_from(plain: dict[str, Any]) -> Method:
@@ -55,7 +66,7 @@ def method_from(plain: dict[str, Any]) -> Method:
 def usual(method: str) -> dict[str, Any]:
     """The defaults of what came later, of a method, a recipe and an augmentation: meant where it is not named."""
     kinds = (methods.known().get(method, Method), Recipe, Crop)
-    return {f.name: f.default for kind in kinds for f in came_later(kind)}
+    return {f.name: plainly(f.default) for kind in kinds for f in came_later(kind)}
 
 
 def recipe_from(plain: dict[str, Any]) -> Recipe:

@@ -129,7 +129,7 @@ def plan(tables: Sequence[Table], folder: Path, seeds: int, device: str, console
         words = f"{count} run(s), {duration(seconds)} one after the other, at this speed"
         console.print(f"{words}; up to {mib:,.0f} MiB a run", highlight=False, soft_wrap=True)
     else:
-        console.print("nothing is missing that this version can load")
+        console.print("nothing is missing of what can be run here")
 
 
 def reproduce(

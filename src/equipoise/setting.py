@@ -10,21 +10,21 @@ from typing import Any
 def later(default: Any, named: Callable[[Any], bool] = lambda value: False) -> Any:
     """The default of such a setting, which is given by name: what older records, keys and folders were made with.
 
-    Where older ones were made with something else, it is `named` even if it has its default.
+    A default that has changed since is not that: where it matters, `named` says that it is named all the same.
     """
-    return field(default=default, kw_only=True, metadata={"later": named})
+    return field(default=default, kw_only=True, metadata={"later": True, "named": named})
 
 
 def given(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, without those that came later and have their default."""
     every = {f: getattr(value, f.name) for f in fields(value)}
-    unsaid = {f.name for f in came_later(value) if every[f] == f.default and not f.metadata["later"](value)}
+    unsaid = {f.name for f in came_later(value) if every[f] == f.default and not f.metadata["named"](value)}
     return {f.name: one for f, one in every.items() if f.name not in unsaid}
 
 
 def came_later(kind: Any) -> list[Field[Any]]:
     """The fields of a dataclass, or of its kind, that older records do not name."""
-    return [f for f in fields(kind) if "later" in f.metadata]
+    return [f for f in fields(kind) if f.metadata.get("later") and "named" in f.metadata]
 
 
 def changed(value: Any, usual: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:

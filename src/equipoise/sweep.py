@@ -107,10 +107,11 @@ def planned(runs: Sequence[Run], parent: Path, data: Path | None = None) -> list
 
 
 COSTS = {"lucir": 98_800 / 89_200, "podnet": 102_100 / 80_500}
-META_COST = 102_100 / 81_500
+META_COST = 102_100 / 83_200
 """how much longer an image takes where there is a teacher, by the name of the method and with the meta loss, than with
 IL-Baseline and the balanced loss: from the images a second that one H200 did (results/README.md, speed of the methods);
-what is not named, and every base step, is taken to cost as much as those"""
+what is not named, and every base step, is taken to cost as much as those. Meta's images are counted with those that it
+holds out"""
 
 
 def cost(job: Job) -> float:

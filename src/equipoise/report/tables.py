@@ -63,8 +63,8 @@ def seeds_in(filled: Sequence[FilledRow]) -> str:
 
 MARKS = {"near": "†", "off": "‡"}
 LEGEND = (
-    "; in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far; unmarked "
-    "where that is better, in rows with a remedy)"
+    "; in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far; no "
+    "mark for a better average or final accuracy in rows with a remedy)"
 )
 
 
