@@ -12,7 +12,7 @@ def later(default: Any, named: Callable[[Any], bool] = lambda value: False) -> A
 
     A default that has changed since is not that: where it matters, `named` says that it is named all the same.
     """
-    return field(default=default, kw_only=True, metadata={"later": True, "named": named})
+    return field(default=default, kw_only=True, metadata={"named": named})
 
 
 def given(value: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def given(value: Any) -> dict[str, Any]:
 
 def came_later(kind: Any) -> list[Field[Any]]:
     """The fields of a dataclass, or of its kind, that older records do not name."""
-    return [f for f in fields(kind) if f.metadata.get("later") and "named" in f.metadata]
+    return [f for f in fields(kind) if "named" in f.metadata]
 
 
 def changed(value: Any, usual: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
