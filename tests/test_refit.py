@@ -60,8 +60,8 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
-def learned(method: Method) -> Any:
-    made = Learner(method, 4, recipe=Recipe(epochs=2, lr=0.05, batch=16), device="cpu")
+def learned(method: Method, **recipe: Any) -> Any:
+    made = Learner(method, 4, recipe=Recipe(epochs=2, lr=0.05, batch=16, **recipe), device="cpu")
     for classes in (range(3), range(3, 5)):
         made.learn(*images(classes))
     return made
@@ -128,6 +128,13 @@ def test_the_previous_net_goes_on_teaching_or_not(
     assert not torch.equal(*(one.logits(images(range(5))[0]) for one in (made, other)))
 
 
+@pytest.mark.parametrize("method", REFITTED, ids=IDS)
+@pytest.mark.parametrize("last", ["joined", "short"])
+def test_its_epochs_end_as_those_of_the_step_do(method: Method, last: str, trainings: list[dict[str, Any]]) -> None:
+    learned(saying(method, epochs=1), last=last)
+    assert [t["recipe"].last for t in trainings] == [last] * 3
+
+
 def test_a_method_from_outside_has_the_switches_too() -> None:
     @dataclass(frozen=True)
     class Mine(ILBaseline):
@@ -189,6 +196,7 @@ ASKED = [*DIGITS, "--mitigation", "balanced-finetuning"]
 def test_the_flags_reach_the_refit_and_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ASKED, "--refit-epochs", "2", "--refit-lr", "0.02", "--refit-milestones", "0.5", "--refit-what", "all"]
     words += ["--refit-statistics", "move", "--refit-taught", "True"]
+    shorter = [*words, "--last", "short"]
     assert command([*ASKED, "--out", "own"]) == 0 and command([*words, "--out", "said"]) == 0
     own, said = (json.loads(Path(name, "result.json").read_text()) for name in ("own", "said"))
     assert own["refit"]["what"] == "classifier" and own["refit"]["recipe"]["epochs"] == 20
@@ -209,6 +217,9 @@ def test_the_flags_reach_the_refit_and_the_record(capsys: pytest.CaptureFixture[
     assert command([*words, "--out", "said"]) == 0, "the same command agrees with its record"
     assert command([*ASKED, "--out", "said"]) == 1
     assert "refit_lr (there 0.02, here None)" in capsys.readouterr().err
+    assert command([*shorter, "--out", "short"]) == 0
+    short = json.loads(Path("short", "result.json").read_text())
+    assert short["refit"] == refit | {"recipe": refit["recipe"] | {"last": "short"}}
     assert command(["show", "own", "said"]) == 0
     table = " ".join(capsys.readouterr().out.split())
     assert "refit epochs" in table and "[0.5]" in table and "–" in table

@@ -235,7 +235,8 @@ class Attempt:
     def result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
-        refit = plan.run.method.refitting() if self.learner.budget_.share(plan.edges(1)[1]) else None
+        recipe, _ = self.learner.settings_for(image_shape(plan.train.x))
+        refit = plan.run.method.refitting(recipe.last) if self.learner.budget_.share(plan.edges(1)[1]) else None
         return {
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
             "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),

@@ -247,15 +247,15 @@ class Method:
             return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)), taught=False)
         return None
 
-    def refitting(self) -> Refit | None:
-        """What `refit` says, but for what the user says otherwise."""
+    def refitting(self, last: Literal["joined", "short"] = "joined") -> Refit | None:
+        """What `refit` says, but for what the user says otherwise; its epochs end as those of the step do: `last`."""
         own = self.refit()
         if own is None:
             return None
         said = {name: value for name in REFIT if (value := getattr(self, f"refit_{name}")) is not None}
         recipe = {name: said.pop(name) for name in ("epochs", "lr", "milestones") if name in said}
         try:
-            return replace(own, recipe=replace(own.recipe, **recipe), **said)
+            return replace(own, recipe=replace(own.recipe, last=last, **recipe), **said)
         except UsageError as error:
             raise UsageError(f"in the refit, {error}") from None
 

@@ -170,7 +170,8 @@ def refit(learner: Learner, live: Live, on_epoch: Callable[[Epoch], None]) -> No
     """
     state, method = live.state, learner.method
     assert state.net is not None and state.exemplars is not None
-    asked = method.refitting()
+    recipe, crop = learner.settings_for(image_shape(state.exemplars.x))
+    asked = method.refitting(recipe.last)
     if asked is None:
         return
     step = step_on(learner, live, state.exemplars, None, state.exemplars)
@@ -180,7 +181,6 @@ def refit(learner: Learner, live: Live, on_epoch: Callable[[Epoch], None]) -> No
     for w in classifier if asked.what == "classifier" else state.net.parameters():
         w.requires_grad_(True)
     at = Position({name: torch.zeros_like(w) for name, w in trained(step).items()})
-    _, crop = learner.settings_for(image_shape(state.exemplars.x))
     plain = torch.autocast(learner.device_.type, enabled=False)
     with torch.enable_grad(), plain, working_on(learner.device_):
         fit(
