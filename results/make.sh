@@ -32,9 +32,6 @@ alone() { # where the time of a whole run goes
 
 tried() { # what else was tried where a cell was off
   $equipoise run lucir --no-imprint --dataset cifar100 --steps 5 --memory 0 --out results/tried/lucir-no-imprint
-  for method in lucir podnet; do
-    $equipoise run $method --last short --dataset cifar100 --steps 5 --memory 0 --out results/tried/$method-short
-  done
 }
 
 report() { # tables, figures and the page, from the records
