@@ -86,7 +86,8 @@ def test_the_last_batch_is_marked_where_it_decides() -> None:
     rows = fill(paper.table("batches"), recorded(RESULTS))
     states = {(row.row.name, cell.cell.column.id): cell.state for row in rows for cell in row.cells if cell.found}
     marked = {where: state for where, state in states.items() if state != "close"}
-    assert marked == {("LUCIR", "cifar100-0-5-joined"): "near", ("PODNet", "cifar100-0-5-joined"): "off"}
+    column = "cifar100-5-joined"
+    assert marked == {("LUCIR, no memory", column): "near", ("PODNet, no memory", column): "off"}
     assert len([where for where in states if where[1].endswith("short")]) >= 16
 
 
@@ -374,6 +375,12 @@ def test_two_points_are_no_curve(everything: tuple[Path, dict[str, int]]) -> Non
     rows = [row for row in fill(table, recorded(everything[0])) if row.row.name.startswith("LUCIR, 5 steps")]
     assert [f["id"] for f in relaxations(rows[:3])] == ["epsilon-cifar100-lucir-5"]
     assert list(relaxations(rows[:2])) == []
+
+
+def test_a_metric_has_one_colour_by_alpha_and_by_epsilon(everything: tuple[Path, dict[str, int]]) -> None:
+    figures = [f for f in collected(recorded(everything[0]))["figures"] if f["id"].startswith(("alpha", "epsilon"))]
+    groups = {(s["name"].removesuffix(", the paper"), s["group"]) for f in figures for s in f["series"]}
+    assert len({f["id"].split("-")[0] for f in figures}) == 2 and len(groups) == len({name for name, _ in groups}) == 4
 
 
 def test_colours_say_how_far(everything: tuple[Path, dict[str, int]]) -> None:

@@ -270,20 +270,19 @@ def epsilon() -> Table:
 
 def batches() -> Table:
     """What ends an epoch: not in the paper, but what its rows without memory depend on."""
-    published = {"0": dict(numbers(TABLE3)), "20": dict(numbers(TABLE1))}
     rows = []
-    for name, method in ROWS.items():
-        if not isinstance(method, (LUCIR, PODNet)):
-            continue
-        cells = []
-        for memory, steps in (("0", (5, 10)), ("20", (5, 10, 25))):
-            for t, value in zip(steps, published[memory].get(name, ())):
-                kept = f"{memory} kept" if memory != "0" else "no memory"
+    for text, memory, steps, kept in ((TABLE3, "0", (5, 10), "no memory"), (TABLE1, "20", (5, 10, 25), "20 kept")):
+        for name, values in numbers(text):
+            method = ROWS.get(name)
+            if not isinstance(method, (LUCIR, PODNet)):
+                continue
+            cells = []
+            for t, value in zip(steps, values):
                 for last in ("joined", "short"):
-                    column = Column(f"cifar100-{memory}-{t}-{last}", f"CIFAR-100, {kept}, {t} steps", last, "cifar100")
+                    column = Column(f"cifar100-{t}-{last}", f"CIFAR-100, {t} steps", last, "cifar100")
                     recipe = replace(method.recipe(SHAPES["cifar100"]), last=last)
                     cells.append(Cell(column, value, replace(cifar(method, t, memory), recipe=recipe)))
-        rows.append(Row(name, tuple(cells)))
+            rows.append(Row(f"{name}, {kept}", tuple(cells)))
     caption = (
         "What becomes of the images at the end of an epoch that fill no batch: joined with the next epoch's, or a "
         "short batch, as in the originals' loops, whose statistics batch norms learn right before they are used. On "

@@ -269,12 +269,16 @@ def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         }
 
 
+FINALS = ("average", "final", "final base", "final new")
+"""what is shown by α or by ε: each has one colour in all of these figures"""
+
+
 def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """Stability against plasticity by α; the paper's numbers are dashed."""
     fixed = [row for row in rows if row.row.name.startswith("α")]
     for t in (5, 10):
         series = []
-        for group, metric in enumerate(("average", "final", "final base", "final new")):
+        for group, metric in enumerate(FINALS):
             # The paper has no column for the later classes, but their accuracy is in the same records.
             column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
             cells = [cell_of(row, column) for row in fixed]
@@ -323,10 +327,10 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
                 own = [row for row in rows if row.row.name.startswith(start)]
                 own = [row for row in own if any(cell.cell.column.dataset == dataset for cell in row.cells)]
                 series = []
-                for group, metric in enumerate(("average", "final base", "final new")):
+                for metric in ("average", "final base", "final new"):
                     column = f"{dataset}-{metric.replace(' ', '-')}"
                     at = [(float(r.row.name.removeprefix(start).rstrip("%")), cell_of(r, column)) for r in own]
-                    series.append(over(metric, at, group, dashed=False))
+                    series.append(over(metric, at, FINALS.index(metric), dashed=False))
                 if max((len(s["x"]) for s in series if s is not None), default=0) < 3:
                     continue  # a line through two points would pass for a curve
                 yield from lines(
