@@ -17,7 +17,20 @@ from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, ILBaseline, Out, Recipe, RunError, Step, UsageError
+from equipoise import (
+    LUCIR,
+    Balanced,
+    Crop,
+    ILBaseline,
+    Learner,
+    Method,
+    Out,
+    PODNet,
+    Recipe,
+    RunError,
+    Step,
+    UsageError,
+)
 from equipoise.augment import FINE
 from equipoise.data import Images
 from equipoise.heads import LinearHead
@@ -528,6 +541,18 @@ def test_what_fills_no_batch_is_a_short_one_if_asked(count: int, batch: int, siz
     epochs = [[i for batch in which[k * per : (k + 1) * per] for i in batch] for k in range(3)]
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize("method", [ILBaseline(), LUCIR(), PODNet()], ids=lambda m: m.name)
+@pytest.mark.parametrize("side", [8, 16, 32], ids=["tiny", "small", "cifar"])
+def test_one_image_is_a_batch_too(method: Method, side: int) -> None:
+    """Whose statistics are those of its pixels: every net has several at its end."""
+    x = torch.randint(0, 256, (15, 1, side, side), dtype=torch.uint8, generator=generator(0))
+    y = torch.arange(15) % 3
+    learner = Learner(method, memory=2, recipe=Recipe(epochs=2, lr=0.01, batch=6, last="short"), device="cpu")
+    learner.learn(x[y < 2][:7], y[y < 2][:7]).learn(x[y == 2][:3], y[y == 2][:3])  # 7 and 7 with the memory: 6 and 1
+    assert len(learner.state_.exemplars) == 6
+    assert learner.logits(x).isfinite().all()
 
 
 def test_short_batches_go_on_after_a_stop() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -124,6 +125,20 @@ class ProxyHead(RowsHead):
     def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
         """Normal, He's variance for a linear layer: 1/d."""
         return torch.empty(count, width).normal_(0, 1 / math.sqrt(width), generator=gen)
+
+    def centres(self, h: Tensor, y: Tensor, gen: torch.Generator) -> Tensor:
+        """Of the embeddings of each class, the centres of a k-means: as many as it has proxies, if need be repeated."""
+        from sklearn.cluster import KMeans  # slow to import, and only this needs it
+
+        h, y = h.cpu(), y.cpu()
+        found = []
+        for c in range(int(y.max()) + 1):
+            own = np.unique(h[y == c].numpy(), axis=0)  # k-means warns of clusters that are one point
+            count = min(self.per_class, len(own))
+            seed = int(torch.randint(2**31, (), generator=gen))
+            made = torch.from_numpy(KMeans(count, n_init=10, random_state=seed).fit(own).cluster_centers_)
+            found.append(made[torch.arange(self.per_class) % count])
+        return torch.cat(found)
 
     def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch of embeddings, the similarities without scale, and the scale."""

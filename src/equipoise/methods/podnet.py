@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -91,18 +90,8 @@ class PODNet(Method):
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
         """The centres of a k-means of each class's normalised embeddings."""
-        from sklearn.cluster import KMeans  # slow to import, and only this needs it
-
         assert isinstance(head, ProxyHead)
-        h = F.normalize(h.double(), dim=1).cpu()
-        centres = []
-        for c in range(int(y.max()) + 1):
-            own = np.unique(h[y.cpu() == c].numpy(), axis=0)  # k-means warns of clusters that are one point
-            count = min(head.per_class, len(own))
-            seed = int(torch.randint(2**31, (), generator=gen))
-            found = torch.from_numpy(KMeans(count, n_init=10, random_state=seed).fit(own).cluster_centers_)
-            centres.append(found[torch.arange(head.per_class) % count])
-        head.imprint(torch.cat(centres).to(head.new))
+        head.imprint(head.centres(F.normalize(h.double(), dim=1), y, gen).to(head.new))
 
     def refit(self) -> Refit | None:
         """20 epochs with learning rate 0.05; batch norms go on moving."""
