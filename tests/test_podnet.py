@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from equipoise import Balanced, Crop, Learner, Out, Recipe, Relaxed, Standard, Step, UsageError, stages, train
 from equipoise.data import Images
 from equipoise.heads import ProxyHead
-from equipoise.losses import Loss, nca, pooled_distance
+from equipoise.losses import Loss, nca, pooled_distance, printed_distance
 from equipoise.methods.podnet import PODNet
 from equipoise.nets import LinearTrunk, Net, SmallNet
 from equipoise.randomness import generator
@@ -202,6 +202,36 @@ def test_pooled_distance_is_pod_spatial() -> None:
     assert value == 0 and all((g == 0).all() for g in torch.autograd.grad(value, maps)), "no NaN where nets agree"
 
 
+def spatial_as_printed(maps: list[Tensor], before: list[Tensor]) -> float:
+    """Σ_c Σ_h (Σ_w x − Σ_w x̂)² + Σ_c Σ_w (Σ_h x − Σ_h x̂)², mean over images and stages, number by number."""
+    total = 0.0
+    for x, x_hat in zip(maps, before):
+        n, channels, height, width = x.shape
+        d = (x - x_hat).tolist()
+        for i in range(n):
+            for c in range(channels):
+                rows = (math.fsum(d[i][c][j]) for j in range(height))
+                columns = (math.fsum(d[i][c][j][k] for j in range(height)) for k in range(width))
+                total += (math.fsum(v * v for v in rows) + math.fsum(v * v for v in columns)) / n / len(maps)
+    return total
+
+
+def test_the_printed_distance_is_of_plain_sums_and_squared() -> None:
+    """As a setting of the method, which says nothing of the base step."""
+    maps, before = ([noise(3, 2, 4, 5, seed=k), noise(3, 4, 2, 3, seed=k + 1)] for k in (0, 7))
+    value = printed_distance(maps, before)
+    assert value.item() == pytest.approx(spatial_as_printed(maps, before), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda *m: printed_distance(list(m), before), [m.requires_grad_() for m in maps])
+    assert printed_distance(*([m.bfloat16() for m in of] for of in (maps, before))).dtype == torch.float32
+    out, ref = (Out(noise(3, 4), noise(3, 6, seed=k), m, {"scale": torch.ones(3)}) for k, m in ((2, maps), (3, before)))
+    y, s = torch.tensor([0, 3, 1]), step(Standard(), [20, 20, 500, 500], (2, 2))
+    code, printed = (PODNet(spatial=form).objective(s, y, out, ref) for form in ("code", "paper"))  # type: ignore[arg-type]
+    assert (printed - code).item() == pytest.approx(
+        math.sqrt(4 / 2) * 3 * (value - pooled_distance(maps, before)).item(), rel=1e-12
+    )
+    assert PODNet(spatial="paper").at_base() == PODNet().at_base()
+
+
 def test_pooled_distance_rounds_nothing_but_the_gradient() -> None:
     """Maps in bf16, laid out as a GPU likes them: the value as in fp32, and gradients rounded once, laid out alike."""
     maps, before = ([noise(3, 8, 4, 4, seed=k).bfloat16().to(memory_format=torch.channels_last)] for k in (0, 7))
@@ -328,7 +358,15 @@ def test_a_base_step_of_nca_is_not_taken_for_that_of_another_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"lambda_c": -1}, {"lambda_f": math.nan}, {"margin": -0.1}, {"nca": "printed"}, {"similarity": "cos"}]
+    "bad",
+    [
+        {"lambda_c": -1},
+        {"lambda_f": math.nan},
+        {"margin": -0.1},
+        {"nca": "printed"},
+        {"similarity": "cos"},
+        {"spatial": ""},
+    ],
 )
 def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(bad)).replace("_", "-")):

@@ -104,6 +104,14 @@ def pooled_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
     return far
 
 
+def printed_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
+    """POD-spatial as PODNet's paper prints it: activations as they are, summed over width and over height; the squared
+    distances of the two nets' sums, added, and their mean over images and stages."""
+    apart = [full_precision(x) - full_precision(x_hat) for x, x_hat in zip(maps, before)]
+    far = [d.sum(side).square().sum((1, 2)).mean() for d in apart for side in (2, 3)]
+    return torch.stack(far).sum() / len(maps)
+
+
 class Pooled(torch.autograd.Function):
     """Squared activations summed over width and over height, of every stage (stages, images, numbers).
 

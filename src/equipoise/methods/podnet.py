@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import check, check_choice
 from ..heads import Head, ProxyHead
-from ..losses import Balanced, Standard, nca, pooled_distance
+from ..losses import Balanced, Standard, nca, pooled_distance, printed_distance
 from ..method import Method, Out, Recipe, Refit, Step
 from ..nets import Backbone, HalfLinearTrunk, LinearTrunk, SmallNet, scale
 from ..setting import later
@@ -40,6 +40,8 @@ class PODNet(Method):
     """of the printed NCA"""
     similarity: Literal["code", "paper"] = later("code")
     """of an image to a proxy: −‖ĥ − ŵ‖², which is 2 cos − 2, as in the authors' code, or the cosine as printed"""
+    spatial: Literal["code", "paper"] = later("code")
+    """distance of stage outputs: of normalised sums of squares as in the authors' code, or of plain sums as printed"""
     finetune: bool = True
     """whether the classifier is refitted on the memory, with the standard loss"""
 
@@ -49,6 +51,7 @@ class PODNet(Method):
         check("margin", self.margin, least=0, most=10)
         check_choice("nca", self.nca, "code", "paper")
         check_choice("similarity", self.similarity, "code", "paper")
+        check_choice("spatial", self.spatial, "code", "paper")
 
     def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
         """Eqs. 4 to 9 of PODNet."""
@@ -59,7 +62,7 @@ class PODNet(Method):
         if ref is None:
             return Lc
         factor = math.sqrt(s.N / s.sizes[-1])
-        spatial = pooled_distance(out.maps, ref.maps)
+        spatial = (pooled_distance if self.spatial == "code" else printed_distance)(out.maps, ref.maps)
         flat = (1 - F.cosine_similarity(out.h, ref.h)).mean()
         return Lc + factor * (self.lambda_c * spatial + self.lambda_f * flat)
 
