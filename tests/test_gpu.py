@@ -259,10 +259,11 @@ def test_training_again_gives_the_same_bits() -> None:
     assert distance(one, other) == 0 and torch.equal(one.state["alpha"], other.state["alpha"])
 
 
+@pytest.mark.parametrize("last", ["joined", "short"])
 @pytest.mark.parametrize("method", [ILBaseline(), LUCIR(), PODNet()], ids=lambda m: m.name)
-def test_a_run_again_gives_the_same_bits(method: Method) -> None:
+def test_a_run_again_gives_the_same_bits(method: Method, last: Literal["joined", "short"]) -> None:
     """New rows, exemplars and refits included; nothing but our kernels needs to be told to."""
-    one, other = (two_steps(method, "fused", precision="bf16") for _ in range(2))
+    one, other = (two_steps(method, "fused", precision="bf16", last=last) for _ in range(2))
     assert torch.equal(one, other)
 
 

@@ -20,7 +20,7 @@ from equipoise.datasets import COUNTS, SHAPES, load
 from equipoise.errors import unknown
 from equipoise.local import Local
 from equipoise.memory import Budget
-from equipoise.run import Run, asked, prepare, run, run_from
+from equipoise.run import Run, asked, prepare, run, run_from, run_name
 from equipoise.words import command as words_of
 
 ROOT = Path(__file__).parent.parent
@@ -432,8 +432,18 @@ def test_a_rehearsal_has_every_row_that_has_a_run() -> None:
                 assert cell.run is not None
                 prepare(cell.run, loaded=DIGITS)
     for row in paper.rehearsed(paper.table("batches")).rows:
-        for cell, last in zip(row.cells, ("joined", "short"), strict=True):
-            assert cell.run and cell.run.recipe == replace(cell.run.method.recipe(SHAPES["digits"]), last=last)
+        joined, short = (cell.run for cell in row.cells)
+        assert joined and short and joined.recipe is None
+        assert short.recipe == replace(short.method.recipe(SHAPES["digits"]), last="short")
+
+
+def test_a_run_has_one_folder_whichever_table_asks_for_it() -> None:
+    """So that one that was stopped goes on, whoever asks."""
+    folders: dict[str, set[str]] = {}
+    for each in every_run():
+        if each.dataset == "cifar100":
+            folders.setdefault(key(each), set()).add(run_name(each))
+    assert len(folders) > 100 and all(len(names) == 1 for names in folders.values())
 
 
 DIGITS = load("digits")

@@ -81,6 +81,18 @@ def test_the_headline_is_close_to_the_paper() -> None:
     assert len(headline) == 15 and {row["state"] for row in headline} == {"close"}
 
 
+def test_the_headline_says_what_the_tables_say(everything: tuple[Path, dict[str, int]]) -> None:
+    records = recorded(everything[0])
+    cells = [
+        row.cells[0] for id in ("table1", "table3") for row in fill(paper.table(id), records) if row.cells[0].found
+    ]
+    headline = collected(records)["headline"]
+    assert [(row["ours"], row["paper"], row["state"]) for row in headline] == [
+        (cell.ours, cell.cell.paper, cell.state) for cell in cells
+    ]
+    assert {row["state"] for row in headline} == {"off"}, "and what is off is not passed over"
+
+
 def test_the_last_batch_is_marked_where_it_decides() -> None:
     """Of all cells of LUCIR and PODNet, joined batches are off where 8 images are left and nothing is done about it."""
     rows = fill(paper.table("batches"), recorded(RESULTS))

@@ -194,6 +194,14 @@ def test_a_recipe_of_its_own_is_no_difference_between_methods(capsys, runs):
     assert [(row["decay"], row["imprint"]) for row in rows] == [("0.1", "–"), ("0.2", "True"), ("0.3", "False")]
 
 
+def test_a_setting_that_records_leave_out_has_its_value_beside_another(capsys, runs):
+    usual = result(runs / "balanced-0")["run"]["recipe"]
+    assert "last" not in usual
+    other = changed(runs / "balanced-0", runs / "x", recipe={**usual, "last": "short"})
+    _, rows = table(shown(capsys, runs / "balanced-0", other))
+    assert [row["last"] for row in rows] == ["joined", "short"]
+
+
 @pytest.mark.parametrize(
     "settings", [{"order": "0"}, {"precision": "bf16"}, {"select": "random"}, {"mitigation": "loss-rescaling"}], ids=str
 )

@@ -546,7 +546,7 @@ def test_what_fills_no_batch_is_a_short_one_if_asked(count: int, batch: int, siz
 @pytest.mark.parametrize("method", [ILBaseline(), LUCIR(), PODNet()], ids=lambda m: m.name)
 @pytest.mark.parametrize("side", [8, 16, 32], ids=["tiny", "small", "cifar"])
 def test_one_image_is_a_batch_too(method: Method, side: int) -> None:
-    """Whose statistics are those of its pixels: every net has several at its end."""
+    """Whose statistics are those of its pixels, of which a map of these sizes has several even at a net's end."""
     x = torch.randint(0, 256, (15, 1, side, side), dtype=torch.uint8, generator=generator(0))
     y = torch.arange(15) % 3
     learner = Learner(method, memory=2, recipe=Recipe(epochs=2, lr=0.01, batch=6, last="short"), device="cpu")

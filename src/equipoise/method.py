@@ -43,7 +43,7 @@ class Recipe:
     clamp: float = 0.0
     """bound on the size of each number of the gradient; 0 for none"""
     last: Literal["joined", "short"] = later("joined")
-    """images at the end of an epoch that fill no batch: joined with the next epoch's, or a short one, as elsewhere"""
+    """images that fill no batch at the end of an epoch, of a refit too: joined with the next one's, or a short batch"""
 
     def __post_init__(self) -> None:
         check("epochs", self.epochs, least=1, whole=True)
@@ -53,7 +53,7 @@ class Recipe:
         for milestone in self.milestones:
             check("each of the milestones, a fraction of the epochs,", milestone, above=0, most=1)
         check("decay", self.decay, above=0, most=1)
-        check("batch", self.batch, least=2, whole=True)  # batch statistics need two images
+        check("batch", self.batch, least=2, whole=True)  # with one image a batch, its own statistics are all there is
         check("momentum", self.momentum, least=0, below=1)
         check("weight-decay", self.weight_decay, least=0, most=1e12)
         check("clamp", self.clamp, least=0)
@@ -241,7 +241,7 @@ class Method:
     def refit(self) -> Refit | None:
         """A second stage after every step but the base step, once the memory has been chosen; None for none.
 
-        Unless the user says otherwise: `refitting` is what is done.
+        Unless the user says otherwise: `refitting` is what is done, and its epochs end as the step's do.
         """
         if self.mitigation == "balanced-finetuning":
             return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)), taught=False)

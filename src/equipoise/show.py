@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from . import methods
+from .augment import Crop
 from .errors import UsageError
 from .folder import Result, check_there, flat_settings, read_result
 from .method import Method, Recipe
 from .record import digest
+from .setting import came_later
 
 SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
 SAID |= {"seed", "data", "normalise", "pad", "flip", "validation"}
@@ -138,7 +140,10 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
         columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
     if any(remedy(g[0]["run"]) for g in groups):
         columns["mitigation"] = [g[0]["run"]["mitigation"] for g in groups]
-    settings = [{k: str(v) for k, v in flat_settings(g[0]["run"]).items() if v is not None} for g in groups]
+    # Whatever the method, a recipe and an augmentation are as usual where records do not say.
+    meant = {f.name: f.default for kind in (Recipe, Crop) for f in came_later(kind)}
+    named = [meant | flat_settings(g[0]["run"]) for g in groups]
+    settings = [{k: str(v) for k, v in one.items() if v is not None} for one in named]
     engines = [next(filter(None, map(engine_of, g)), "–") for g in groups]
     if len({*engines} - {"–"}) > 1:
         columns["engine"] = engines

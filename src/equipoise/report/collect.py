@@ -152,7 +152,7 @@ NAMES = {"il-baseline": "IL-Baseline", "lucir": "LUCIR", "podnet": "PODNet", "nc
 
 
 def unusual(result: Result) -> Iterator[str]:
-    """What tells a run apart from those of the paper, in a few words."""
+    """What tells a run apart from one by default, in a few words."""
     settings = result["run"]
     if settings["mitigation"] != "none":
         yield settings["mitigation"].replace("-", " ")
@@ -269,7 +269,7 @@ def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         }
 
 
-FINALS = ("average", "final", "final base", "final new")
+SHOWN = ("average", "final", "final base", "final new")
 """what is shown by α or by ε: each has one colour in all of these figures"""
 
 
@@ -278,7 +278,7 @@ def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     fixed = [row for row in rows if row.row.name.startswith("α")]
     for t in (5, 10):
         series = []
-        for group, metric in enumerate(FINALS):
+        for group, metric in enumerate(SHOWN):
             # The paper has no column for the later classes, but their accuracy is in the same records.
             column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
             cells = [cell_of(row, column) for row in fixed]
@@ -330,14 +330,14 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
                 for metric in ("average", "final base", "final new"):
                     column = f"{dataset}-{metric.replace(' ', '-')}"
                     at = [(float(r.row.name.removeprefix(start).rstrip("%")), cell_of(r, column)) for r in own]
-                    series.append(over(metric, at, FINALS.index(metric), dashed=False))
+                    series.append(over(metric, at, SHOWN.index(metric), dashed=False))
                 if max((len(s["x"]) for s in series if s is not None), default=0) < 3:
                     continue  # a line through two points would pass for a curve
                 yield from lines(
                     f"epsilon-{dataset}-{method.lower()}-{t}",
                     f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",
-                    "Without memory. ε in percent of the images of a class: 0 is the balanced loss, 100 nearly the "
-                    "standard one.",
+                    "Without memory, every epoch ends with a short batch. ε in percent of the images of a class: 0 is "
+                    "the balanced loss, 100 nearly the standard one.",
                     {"label": "ε, %", "scale": "symlog", "threshold": 0.1},
                     [s for s in series if s is not None],
                 )
