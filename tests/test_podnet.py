@@ -217,12 +217,14 @@ def spatial_as_printed(maps: list[Tensor], before: list[Tensor]) -> float:
 
 
 def test_the_printed_distance_is_of_plain_sums_and_squared() -> None:
-    """As a setting of the method, which says nothing of the base step."""
+    """The setting `spatial` chooses it; the base step is the same."""
     maps, before = ([noise(3, 2, 4, 5, seed=k), noise(3, 4, 2, 3, seed=k + 1)] for k in (0, 7))
     value = printed_distance(maps, before)
     assert value.item() == pytest.approx(spatial_as_printed(maps, before), rel=1e-12)
     assert torch.autograd.gradcheck(lambda *m: printed_distance(list(m), before), [m.requires_grad_() for m in maps])
-    assert printed_distance(*([m.bfloat16() for m in of] for of in (maps, before))).dtype == torch.float32
+    coarse = [[m.detach().bfloat16() for m in of] for of in (maps, before)]
+    near, exact = printed_distance(*coarse), printed_distance(*([m.double() for m in of] for of in coarse))
+    assert near.dtype == torch.float32 and near.item() == pytest.approx(exact.item(), rel=1e-6)
     out, ref = (Out(noise(3, 4), noise(3, 6, seed=k), m, {"scale": torch.ones(3)}) for k, m in ((2, maps), (3, before)))
     y, s = torch.tensor([0, 3, 1]), step(Standard(), [20, 20, 500, 500], (2, 2))
     code, printed = (PODNet(spatial=form).objective(s, y, out, ref) for form in ("code", "paper"))  # type: ignore[arg-type]

@@ -200,6 +200,11 @@ def test_a_setting_that_records_leave_out_has_its_value_beside_another(capsys, r
     other = changed(runs / "balanced-0", runs / "x", recipe={**usual, "last": "short"})
     _, rows = table(shown(capsys, runs / "balanced-0", other))
     assert [row["last"] for row in rows] == ["joined", "short"]
+    third = changed(runs / "balanced-0", runs / "y", method="podnet")
+    _, rows = table(shown(capsys, other, third))
+    assert [(row["method"], row["last"]) for row in rows] == [("il-baseline", "short"), ("podnet", "joined")]
+    _, rows = table(shown(capsys, third, changed(third, runs / "z", spatial="paper")))
+    assert [row["spatial"] for row in rows] == ["code", "paper"]
 
 
 @pytest.mark.parametrize(

@@ -97,16 +97,16 @@ def nca(z: Tensor, y: Tensor, margin: Tensor | None = None) -> Tensor:
 
 
 def pooled_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
-    """PODNet's POD-spatial: squared activations, summed over width and over height, both normalised as one vector;
-    the distance of the two nets' vectors, mean over images and stages."""
+    """POD-spatial as PODNet's code computes it: squared activations, summed over width and over height, both
+    normalised as one vector; the distance of the two nets' vectors, mean over images and stages."""
     a, b = (F.normalize(Pooled.apply(*of), dim=2) for of in (maps, before))  # type: ignore[no-untyped-call]
     far: Tensor = torch.linalg.vector_norm(a - b, dim=2).mean()
     return far
 
 
 def printed_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
-    """POD-spatial as PODNet's paper prints it: activations as they are, summed over width and over height; the squared
-    distances of the two nets' sums, added, and their mean over images and stages."""
+    """POD-spatial as PODNet's paper prints it, of stage outputs x and x̂ of the two nets:
+    Σ_c Σ_h (Σ_w x − Σ_w x̂)² + Σ_c Σ_w (Σ_h x − Σ_h x̂)², mean over images and stages."""
     apart = [full_precision(x) - full_precision(x_hat) for x, x_hat in zip(maps, before)]
     far = [d.sum(side).square().sum((1, 2)).mean() for d in apart for side in (2, 3)]
     return torch.stack(far).sum() / len(maps)

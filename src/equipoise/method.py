@@ -43,7 +43,7 @@ class Recipe:
     clamp: float = 0.0
     """bound on the size of each number of the gradient; 0 for none"""
     last: Literal["joined", "short"] = later("joined")
-    """images that fill no batch at the end of an epoch, of a refit too: joined with the next one's, or a short batch"""
+    """images that fill no batch at the end of an epoch, of a refit too: joined with the next epoch's, or short"""
 
     def __post_init__(self) -> None:
         check("epochs", self.epochs, least=1, whole=True)

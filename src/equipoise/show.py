@@ -108,7 +108,19 @@ def protocol(settings: dict[str, Any]) -> str:
 def of_methods() -> set[str]:
     """Settings that methods have each its own of: that these differ from one to the next goes without saying."""
     kinds: list[type[Recipe] | type[Method]] = [Recipe, *methods.known().values()]
-    return {f.name for kind in kinds for f in fields(kind)} - {"batch", "mitigation"}
+    return {f.name for kind in kinds for f in fields(kind)} - {"batch", "last", "mitigation"}
+
+
+def named(settings: dict[str, Any]) -> dict[str, str]:
+    """Settings on one level, with the default of what came later where a record does not say it.
+
+    But for what every method has: where it does nothing, such as a share of old images, nothing is said.
+    """
+    own = came_later(methods.known().get(settings["method"], Method))
+    every = {f.name for f in fields(Method)}
+    meant = [f for f in own if f.name not in every] + came_later(Recipe) + came_later(Crop)
+    said = {f.name: f.default for f in meant} | flat_settings(settings)
+    return {k: str(v) for k, v in said.items() if v is not None}
 
 
 def tells_apart(name: str, settings: Sequence[dict[str, str]]) -> bool:
@@ -140,10 +152,7 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
         columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
     if any(remedy(g[0]["run"]) for g in groups):
         columns["mitigation"] = [g[0]["run"]["mitigation"] for g in groups]
-    # Whatever the method, a recipe and an augmentation are as usual where records do not say.
-    meant = {f.name: f.default for kind in (Recipe, Crop) for f in came_later(kind)}
-    named = [meant | flat_settings(g[0]["run"]) for g in groups]
-    settings = [{k: str(v) for k, v in one.items() if v is not None} for one in named]
+    settings = [named(g[0]["run"]) for g in groups]
     engines = [next(filter(None, map(engine_of, g)), "–") for g in groups]
     if len({*engines} - {"–"}) > 1:
         columns["engine"] = engines

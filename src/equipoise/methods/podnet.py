@@ -41,7 +41,8 @@ class PODNet(Method):
     similarity: Literal["code", "paper"] = later("code")
     """of an image to a proxy: −‖ĥ − ŵ‖², which is 2 cos − 2, as in the authors' code, or the cosine as printed"""
     spatial: Literal["code", "paper"] = later("code")
-    """distance of stage outputs: of normalised sums of squares as in the authors' code, or of plain sums as printed"""
+    """distance of stage outputs: of normalised sums of squares as in the authors' code; or as printed, squared and of
+    plain sums, which wants a far smaller lambda-c"""
     finetune: bool = True
     """whether the classifier is refitted on the memory, with the standard loss"""
 

@@ -152,7 +152,7 @@ NAMES = {"il-baseline": "IL-Baseline", "lucir": "LUCIR", "podnet": "PODNet", "nc
 
 
 def unusual(result: Result) -> Iterator[str]:
-    """What tells a run apart from one by default, in a few words."""
+    """What tells a run apart from one with default settings, in a few words."""
     settings = result["run"]
     if settings["mitigation"] != "none":
         yield settings["mitigation"].replace("-", " ")
@@ -336,7 +336,7 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
                 yield from lines(
                     f"epsilon-{dataset}-{method.lower()}-{t}",
                     f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",
-                    "Without memory, every epoch ends with a short batch. ε in percent of the images of a class: 0 is "
+                    "Without memory; every epoch ends with a short batch. ε in percent of the images of a class: 0 is "
                     "the balanced loss, 100 nearly the standard one.",
                     {"label": "ε, %", "scale": "symlog", "threshold": 0.1},
                     [s for s in series if s is not None],
