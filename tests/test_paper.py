@@ -372,12 +372,18 @@ def test_what_cannot_be_done_is_one_sentence(
     ("id", "row", "column", "words"),
     [
         ("table1", "LUCIR", "imagenet-subset-5", "--lambda-base 10.0"),
-        ("table1", "LUCIR", "imagenet-10", "--lambda-base 10.0 --finetune"),
-        ("table2", "LUCIR", "imagenet-average", "--lambda-base 10.0 --finetune"),
+        ("table1", "LUCIR", "imagenet-10", "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune"),
+        ("table2", "LUCIR", "imagenet-average", "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune"),
         ("table1", "LUCIR, Balanced", "imagenet-5", "--lambda-base 10.0"),
         ("table3", "LUCIR", "imagenet-5", "--lambda-base 10.0 --last short"),
-        ("table1", "PODNet", "imagenet-subset-25", "--refit-lr 0.01 --lambda-c 8.0 --lambda-f 10.0"),
-        ("table1", "PODNet", "imagenet-5", "--refit-lr 0.01 --lambda-c 8.0 --lambda-f 10.0 --weight-decay 0.0001"),
+        ("table1", "PODNet", "imagenet-subset-25", "--refit-lr 0.01 --refit-batch 64 --lambda-c 8.0 --lambda-f 10.0"),
+        (
+            "table1",
+            "PODNet",
+            "imagenet-5",
+            "--refit-lr 0.01 --refit-batch 64 --refit-weight-decay 0.0001 --lambda-c 8.0 --lambda-f 10.0 "
+            "--weight-decay 0.0001",
+        ),
         ("table3", "PODNet", "imagenet-subset-5", "--lambda-c 8.0 --lambda-f 10.0 --last short"),
         ("table3", "PODNet", "imagenet-5", "--lambda-c 8.0 --lambda-f 10.0 --weight-decay 0.0001 --last short"),
         ("table3", "LUCIR, Relaxed", "cifar100-10", "--last short"),

@@ -31,8 +31,9 @@ from equipoise.watch import LiveWatch, PlainWatch, Watch
 TUNED = ILBaseline(mitigation="balanced-finetuning")
 REFITTED = [TUNED, LUCIR(finetune=True), LUCIR(mitigation="balanced-finetuning"), PODNet()]
 IDS = ["il-baseline", "lucir", "lucir-balanced", "podnet"]
-SAID: dict[str, Any] = {"epochs": 7, "lr": 0.3, "milestones": (0.25, 0.5), "what": "all", "statistics": "move"}
-SAID |= {"taught": True}
+RECIPE: dict[str, Any] = {"epochs": 7, "lr": 0.3, "milestones": (0.25, 0.5), "decay": 0.5, "batch": 9}
+RECIPE |= {"weight_decay": 0.01}
+SAID: dict[str, Any] = {**RECIPE, "what": "all", "statistics": "move", "taught": True}
 
 
 def saying(method: Method, **said: Any) -> Any:
@@ -75,7 +76,7 @@ def test_what_is_not_said_is_the_methods_own(method: Method) -> None:
     assert method.refitting() == method.refit() and refit_of(method).what == "classifier"
     for name, value in SAID.items():
         now, own = refit_of(saying(method, **{name: value})), refit_of(method)
-        if name in ("epochs", "lr", "milestones"):
+        if name in RECIPE:
             assert now == replace(own, recipe=replace(own.recipe, **{name: value}))
         else:
             assert now == replace(own, **{name: value})
@@ -85,6 +86,8 @@ def test_what_is_not_said_is_the_methods_own(method: Method) -> None:
 def test_the_rate_is_the_one_that_was_asked_for() -> None:
     recipe = refit_of(saying(TUNED, epochs=8, lr=0.4, milestones=(0.25, 0.5))).recipe
     assert [recipe.lr_at(k) for k in range(8)] == pytest.approx([0.4] * 2 + [0.04] * 2 + [0.004] * 4)
+    halved = refit_of(saying(TUNED, epochs=4, lr=0.4, milestones=(0.5,), decay=0.5)).recipe
+    assert [halved.lr_at(k) for k in range(4)] == pytest.approx([0.4, 0.4, 0.2, 0.2])
     constant = refit_of(saying(TUNED, milestones=())).recipe
     assert {constant.lr_at(k) for k in range(20)} == {0.01}
 
@@ -196,14 +199,17 @@ ASKED = [*DIGITS, "--mitigation", "balanced-finetuning"]
 def test_the_flags_reach_the_refit_and_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ASKED, "--refit-epochs", "2", "--refit-lr", "0.02", "--refit-milestones", "0.5", "--refit-what", "all"]
     words += ["--refit-statistics", "move", "--refit-taught", "True"]
+    words += ["--refit-decay", "0.5", "--refit-batch", "20", "--refit-weight-decay", "0.001"]
     shorter = [*words, "--last", "short"]
     assert command([*ASKED, "--out", "own"]) == 0 and command([*words, "--out", "said"]) == 0
     own, said = (json.loads(Path(name, "result.json").read_text()) for name in ("own", "said"))
     assert own["refit"]["what"] == "classifier" and own["refit"]["recipe"]["epochs"] == 20
     assert not own["refit"]["taught"] and not [k for k in own["run"] if k.startswith("refit")]
     refit = said["refit"]
-    recipe = {k: refit["recipe"][k] for k in ("epochs", "lr", "milestones")}
-    assert recipe == {"epochs": 2, "lr": 0.02, "milestones": [0.5]}
+    recipe = {k: refit["recipe"][k] for k in RECIPE}
+    assert recipe == {
+        "epochs": 2, "lr": 0.02, "milestones": [0.5], "decay": 0.5, "batch": 20, "weight_decay": 0.001
+    }  # fmt: skip
     assert (refit["what"], refit["statistics"], refit["taught"]) == ("all", "move", True)
     recorded = {k: v for k, v in said["run"].items() if k.startswith("refit_")}
     assert recorded == {"refit_what": "all", "refit_statistics": "move", "refit_taught": True} | {
@@ -233,6 +239,7 @@ REFUSED = [
     (LUCIR(Relaxed(), finetune=True, refit_epochs=5), 4, "refit-epochs"),
     (LUCIR(finetune=True, refit_epochs=5), 0, "refit-epochs"),
     (PODNet(Balanced(), refit_milestones=()), 4, "refit-milestones"),
+    (PODNet(Balanced(), refit_weight_decay=0.0), 4, "refit-weight-decay"),
     (PODNet(refit_statistics="rest", finetune=False), 4, "refit-statistics"),
     (NCM(refit_lr=1.0), 4, "refit-lr"),
 ]
@@ -249,6 +256,9 @@ BAD = [
     *({"epochs": v} for v in (0, 1.5)),
     *({"lr": v} for v in (0.0, -1.0, float("nan"))),
     *({"milestones": v} for v in ((0.0,), (1.5,), 0.5)),
+    {"decay": 0.0},
+    *({"batch": v} for v in (1, 2.5)),
+    {"weight_decay": -1.0},
     {"what": "head"},
     {"statistics": "still"},
     {"taught": "never"},
@@ -270,6 +280,7 @@ def test_what_cannot_be_is_refused(said: dict[str, Any]) -> None:
         [*ASKED, "--refit-epochs", "0"],
         [*ASKED, "--refit-milestones", "0.5", "2"],
         [*ASKED, "--refit-lr", "nan"],
+        [*ASKED, "--refit-batch", "1"],
     ],
     ids=lambda words: "_".join(words[-3:]),
 )

@@ -87,7 +87,8 @@ class Refit:
         check_choice("taught", self.taught, True, False)
 
 
-REFIT = ("epochs", "lr", "milestones", "what", "statistics", "taught")
+REFIT_RECIPE = ("epochs", "lr", "milestones", "decay", "batch", "weight_decay")
+REFIT = (*REFIT_RECIPE, "what", "statistics", "taught")
 """what the user may say of a refit, as settings of a method called refit_epochs and so on"""
 
 
@@ -159,6 +160,12 @@ class Method:
     """refit: learning rate at its start; None for the method's own"""
     refit_milestones: tuple[float, ...] | None = later(None)
     """refit: when the learning rate falls, as fractions of its epochs; None for the method's own"""
+    refit_decay: float | None = later(None)
+    """refit: what the learning rate is multiplied by at a milestone; None for the method's own"""
+    refit_batch: int | None = later(None)
+    """refit: images in a batch; None for the method's own number"""
+    refit_weight_decay: float | None = later(None)
+    """refit: L2 penalty; None for the method's own"""
     refit_what: Literal["classifier", "all"] | None = later(None)
     """refit: which weights are trained, the classifier's or all; None for what the method has"""
     refit_statistics: Literal["rest", "move"] | None = later(None)
@@ -253,7 +260,7 @@ class Method:
         if own is None:
             return None
         said = {name: value for name in REFIT if (value := getattr(self, f"refit_{name}")) is not None}
-        recipe = {name: said.pop(name) for name in ("epochs", "lr", "milestones") if name in said}
+        recipe = {name: said.pop(name) for name in REFIT_RECIPE if name in said}
         try:
             return replace(own, recipe=replace(own.recipe, last=last, **recipe), **said)
         except UsageError as error:
@@ -263,8 +270,9 @@ class Method:
         """Refuse what is said of a refit if it cannot be or if there is none; `share` is images per class in memory."""
         said = [name for name in REFIT if getattr(self, f"refit_{name}") is not None]
         if said and (self.refitting() is None or share < 1):
+            name = said[0].replace("_", "-")
             raise UsageError(
-                f"refit-{said[0]} is of a refit on the memory, which is not done here: leave it out, or ask for one "
+                f"refit-{name} is of a refit on the memory, which is not done here: leave it out, or ask for one "
                 "(mitigation balanced-finetuning, or a method's finetune) with the standard loss and a memory above 0"
             )
 

@@ -119,8 +119,8 @@ def set_for(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe |
     """The method as the cells of a data set have it, and its recipe where that is not the method's own.
 
     As in the originals, LUCIR and PODNet weigh the previous net more on ImageNet, LUCIR refits its classifier on the
-    whole of it only, and PODNet refits with a smaller learning rate; with another loss than the standard one, or
-    without memory, there is no refit.
+    whole of it only, and PODNet refits with a smaller learning rate and smaller batches, both with the weight decay of
+    a step; with another loss than the standard one, or without memory, there is no refit.
 
     The originals end every epoch with what is left of it. So do the cells without memory: in 5 steps of CIFAR-100 that
     is a batch of 8 images, which decides the rows of the standard loss. Those with memory join batches, which is the
@@ -131,10 +131,12 @@ def set_for(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe |
     whole, refits = dataset == "imagenet", isinstance(method.loss, Standard) and memory != "0"
     changes: dict[str, Any] = {"last": "short"} if memory == "0" else {}
     if dataset.startswith("imagenet"):
+        own: dict[str, Any] = {"refit_weight_decay": 1e-4} if whole and refits else {}
         if isinstance(method, LUCIR):
-            method = replace(method, lambda_base=10.0, finetune=whole and refits)
+            method = replace(method, lambda_base=10.0, finetune=whole and refits, **own)
         else:
-            method = replace(method, lambda_c=8.0, lambda_f=10.0, refit_lr=0.01 if refits else None)
+            own |= {"refit_lr": 0.01, "refit_batch": 64} if refits else {}
+            method = replace(method, lambda_c=8.0, lambda_f=10.0, **own)
             changes |= {"weight_decay": 1e-4} if whole else {}
     usual = method.recipe((SHAPES | PLANNED)[dataset])
     return method, replace(usual, **changes) if changes else None
