@@ -16,12 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from . import methods
-from .augment import Crop
 from .errors import UsageError
 from .folder import Result, check_there, flat_settings, read_result
 from .method import Method, Recipe
-from .record import digest
-from .setting import came_later
+from .record import digest, usual
 
 SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
 SAID |= {"seed", "data", "normalise", "pad", "flip", "validation"}
@@ -116,11 +114,9 @@ def named(settings: dict[str, Any]) -> dict[str, str]:
 
     But for what every method has: where it does nothing, such as a share of old images, nothing is said.
     """
-    own = came_later(methods.known().get(settings["method"], Method))
     every = {f.name for f in fields(Method)}
-    meant = [f for f in own if f.name not in every] + came_later(Recipe) + came_later(Crop)
-    said = {f.name: f.default for f in meant} | flat_settings(settings)
-    return {k: str(v) for k, v in said.items() if v is not None}
+    meant = {k: v for k, v in usual(settings["method"]).items() if k not in every}
+    return {k: str(v) for k, v in (meant | flat_settings(settings)).items() if v is not None}
 
 
 def tells_apart(name: str, settings: Sequence[dict[str, str]]) -> bool:
