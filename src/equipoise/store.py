@@ -23,7 +23,7 @@ from . import checkpoint
 from .record import digest
 
 NOT_NUMERIC = {"__main__", "bench", "cli", "compare", "demo", "errors", "figures", "folder", "local", "machine"}
-NOT_NUMERIC |= {"mps", "paper", "progress", "published", "report", "reproduce", "show"}
+NOT_NUMERIC |= {"mps", "paper", "progress", "report", "reproduce", "show"}
 NOT_NUMERIC |= {"speed", "sweep", "tensorboard", "verbs", "watch", "words"}
 """modules and folders that cannot change a result"""
 

@@ -1,0 +1,156 @@
+"""What tables are made of: cells, each a run and the number that was published for it, and how such runs are set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..datasets import PLANNED, SHAPES
+from ..losses import Balanced, Meta, Relaxed, Standard
+from ..method import Method, Recipe
+from ..methods.il_baseline import ILBaseline
+from ..methods.lucir import LUCIR
+from ..methods.ncm import NCM
+from ..methods.podnet import PODNet
+from ..methods.slda import SLDA
+from ..run import Run
+
+METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "average": lambda result: result["average_incremental_accuracy"],
+    "average top 5": lambda result: result["average_incremental_accuracy_top5"],
+    "final": lambda result: result["final"]["top1"],
+    "final base": lambda result: result["final"]["base"],
+    "final new": lambda result: result["final"]["new"],
+}
+"""what is read off a result: averages are over the steps, `final` is after the last, on all, base or later classes"""
+
+DATASETS = {"cifar100": "CIFAR-100", "imagenet-subset": "ImageNet-Subset", "imagenet": "ImageNet", "digits": "digits"}
+"""how tables call the data sets; digits is not the paper's, but embedded: `rehearsed` takes it instead of CIFAR-100"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    id: str
+    group: str
+    title: str
+    dataset: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the paper, and the run that it is the number of."""
+
+    column: Column
+    paper: float | None
+    run: Run | None
+    """None where the paper quotes somebody else, or has no such cell"""
+    metric: str = "average"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    quoted: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper, or a figure's runs laid out as one."""
+
+    id: str
+    title: str
+    caption: str
+    rows: tuple[Row, ...]
+    alone: bool = False
+    """whether its runs are timed: one at a time, with nothing reused"""
+    figure: bool = False
+    """whether it is a figure's runs"""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """In the order in which the rows have them."""
+        return tuple(dict.fromkeys(cell.column for row in self.rows for cell in row.cells))
+
+    def on(self, *datasets: str) -> Table:
+        """The part of the table that is about these data sets."""
+        kept = ((row, tuple(c for c in row.cells if c.column.dataset in datasets)) for row in self.rows)
+        return replace(self, rows=tuple(replace(row, cells=cells) for row, cells in kept if cells))
+
+
+IL, BALANCED, META, RELAXED = "IL-Baseline", "Balanced", "Meta", "Relaxed"
+
+ROWS: dict[str, Method] = {
+    IL: ILBaseline(),
+    f"{IL}, {BALANCED}": ILBaseline(Balanced()),
+    f"{IL}, {META}": ILBaseline(Meta()),
+    "LUCIR": LUCIR(),
+    f"LUCIR, {BALANCED}": LUCIR(Balanced()),
+    f"LUCIR, {RELAXED}": LUCIR(Relaxed()),
+    "PODNet": PODNet(),
+    f"PODNet, {BALANCED}": PODNet(Balanced()),
+    f"PODNet, {RELAXED}": PODNet(Relaxed()),
+    "NCM": NCM(),
+    "SLDA": SLDA(),
+}
+"""the authors' own rows, under our names for their losses"""
+
+
+def cifar(method: Method, steps: int = 5, memory: str = "20") -> Run:
+    """The protocol of most of the paper: CIFAR-100, half of its classes first."""
+    return Run(method, "cifar100", steps=steps, memory=memory)
+
+
+def set_for(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe | None]:
+    """The method as the cells of a data set have it, and its recipe where that is not the method's own.
+
+    As in the originals, LUCIR and PODNet weigh the previous net more on ImageNet, LUCIR refits its classifier on the
+    whole of it only, and PODNet refits with a smaller learning rate and smaller batches, both with the weight decay of
+    a step; with another loss than the standard one, or without memory, there is no refit.
+    """
+    if not dataset.startswith("imagenet"):
+        return method, None
+    whole, refits = dataset == "imagenet", isinstance(method.loss, Standard) and memory != "0"
+    own: dict[str, Any] = {"refit_weight_decay": 1e-4} if whole and refits else {}
+    if isinstance(method, LUCIR):
+        return replace(method, lambda_base=10.0, finetune=whole and refits, **own), None
+    if isinstance(method, PODNet):
+        own |= {"refit_lr": 0.01, "refit_batch": 64} if refits else {}
+        recipe = replace(method.recipe(PLANNED[dataset]), weight_decay=1e-4) if whole else None
+        return replace(method, lambda_c=8.0, lambda_f=10.0, **own), recipe
+    return method, None
+
+
+def with_short_batches(run: Run) -> Run:
+    """The run with every epoch ended by what is left of it, as the loops of LUCIR's and PODNet's originals do."""
+    usual = run.recipe or run.method.recipe((SHAPES | PLANNED)[run.dataset])
+    return replace(run, recipe=replace(usual, last="short"))
+
+
+def run_of(method: Method, dataset: str, memory: str, steps: int | None = None, classes: int | None = None) -> Run:
+    """The run of a method on a data set: half of the classes and then that many steps, or so many classes at a time.
+
+    LUCIR and PODNet have short batches without memory: in 5 steps of CIFAR-100 the last one has 8 images, which decides
+    the rows of the standard loss. With memory batches are joined, which is the default: in 5 steps the short one moved
+    rows by less than 0.4 points (`batches`).
+    """
+    method, recipe = set_for(method, dataset, memory)
+    run = Run(method, dataset, base=classes, increment=classes, steps=steps, memory=memory, recipe=recipe)
+    return with_short_batches(run) if memory == "0" and isinstance(method, (LUCIR, PODNet)) else run
+
+
+def old_and_new(run: Run, group: str, average: float | None = None, which: str = "") -> tuple[Cell, ...]:
+    """Three cells of a run: its average, for which the paper may have a number, and what old and new classes end at.
+
+    Where a row has several runs on a data set, `which` tells their columns apart.
+    """
+    cells = []
+    for metric, value in (("average", average), ("final base", None), ("final new", None)):
+        column = Column(f"{run.dataset}-{which}{metric.replace(' ', '-')}", group, metric, run.dataset)
+        cells.append(Cell(column, value, run, metric))
+    return tuple(cells)
