@@ -79,7 +79,7 @@ def sample():
         ("B-low", False, [cell("c5", 40.25, 40.0), cell("i5", paper=50.0, **needs)]),
         ("C-high", False, [cell("c5", 62.5, 61.0, "near", std=0.31, seeds=3), cell("i5", paper=70.0, **needs)]),
         ("A-missing", False, [cell("c5", None, 99.0, "missing"), cell("i5", None, None, "none")]),
-        ("D-middle", False, [cell("c5", 50.0, 55.0, "off"), cell("i5", paper=60.0, **needs)]),
+        ("D-middle", False, [cell("c5", 50.0, 55.0, "off", why="measured otherwise"), cell("i5", paper=60.0, **needs)]),
         ("Q1", True, [cell("c5", None, 45.0, "quoted", command=None, runs=[]), cell("i5", None, None, "none")]),
         ("Q2", True, [cell("c5", None, 80.0, "quoted", command=None, runs=[]), cell("i5", None, None, "none")]),
     ]
@@ -286,9 +286,11 @@ def test_cells_say_what_they_are(opened):
     assert words[0] == ["40.25 40.00 +0.25", "needs imagenet 50.00"]
     assert words[1] == ["62.50 ± 0.31 61.00 +1.50", "needs imagenet 70.00"]
     assert words[2] == ["– 99.00", ""]
-    assert words[3] == ["50.00 55.00 −5.00", "needs imagenet 60.00"]
+    assert words[3] == ["50.00 55.00 −5.00ʲ", "needs imagenet 60.00"]
     assert words[4] == ["45.00", ""]
     assert "quoted" in rows[4].text
+    said = rows[3].find_element("css selector", "button.cell").get_attribute("aria-label")
+    assert said == "measured 50.00 (1 seed); paper 55.00; difference −5.00, off; measured otherwise"
 
 
 @needs_browser

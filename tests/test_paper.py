@@ -15,11 +15,13 @@ import pytest
 
 from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, compare, paper, reproduce, speed
 from equipoise.cli import command, parsed_run
-from equipoise.compare import NONE, fill, key, missing, recorded, wanted
+from equipoise.compare import NONE, FilledRow, fill, key, missing, recorded, wanted
 from equipoise.datasets import COUNTS, SHAPES, load
 from equipoise.errors import unknown
 from equipoise.local import Local
 from equipoise.memory import Budget
+from equipoise.report import tables
+from equipoise.report.collect import as_cell
 from equipoise.run import Run, asked, prepare, run, run_from, run_name
 from equipoise.words import command as words_of
 
@@ -175,6 +177,45 @@ def test_a_cell_says_how_far_it_is_from_the_papers(
         assert few.values == [values[0]]
 
 
+def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path: Path) -> None:
+    """In the paper's own tables: marked, and still wanted."""
+    table, beyond = paper.table("table6"), paper.table("batches")
+    asked_for = next(row.cells[0].run for row in table.rows if row.name == "Balanced")
+    assert asked_for is not None and asked_for.recipe is not None and asked_for.recipe.last == "short"
+    joined = Run(ILBaseline(Balanced()), "cifar100", steps=5)
+
+    def balanced(records: compare.Records, seeds: int | None = None) -> compare.Filled:
+        return next(row.cells[0] for row in fill(table, records, seeds) if row.row.name == "Balanced")
+
+    def both_ways(records: compare.Records) -> list[list[float]]:
+        rows = {row.row.name: row.cells for row in fill(beyond, records)}
+        return [cell.values for cell in rows["IL-Baseline, Balanced, 20 kept"][:2]]
+
+    records = recorded_with(tmp_path / "joined", {0: 62.0, 1: 63.0}, joined)
+    cell = balanced(records)
+    assert cell.joined and cell.last == "joined" and cell.values == [62.0, 63.0] and cell.command == words_of(asked_for)
+    assert balanced(records, seeds=1).values == [62.0]
+    assert missing([asked_for], records) == [asked_for], "it is to be measured all the same"
+    assert both_ways(records) == [[62.0, 63.0], []], "what compares the two ways takes neither for the other"
+    timed = next(row.cells[0] for row in fill(replace(table, alone=True), records) if row.row.name == "Balanced")
+    assert timed.state == "missing" and not timed.joined
+    shown = [FilledRow(table.rows[0], (cell,))]
+    assert tables.markdown(table, shown).count("ʲ") == 2 and "ʲ measured with joined" in tables.markdown(table, shown)
+    assert tables.latex(table, shown).count("$^{j}$") == 2 and "ʲ" not in tables.latex(table, shown)
+    assert tables._coloured(cell).plain == "62.50 ± 0.71 (62.22, +0.28ʲ, 2 seeds)"
+    assert as_cell(cell)["why"] == "measured with joined batches: with short ones there is no record yet"
+    unpublished = replace(cell, cell=replace(cell.cell, paper=None))
+    assert tables._coloured(unpublished).plain == "62.50 ± 0.71 (ʲ, 2 seeds)"
+
+    recorded_with(tmp_path / "short", {0: 61.0}, asked_for)
+    records = recorded(tmp_path)
+    cell = balanced(records)
+    assert cell.values == [61.0] and not cell.joined and cell.last == "short", "never both in one mean"
+    assert missing([asked_for], records) == [] and both_ways(records) == [[62.0, 63.0], [61.0]]
+    assert "ʲ" not in tables.markdown(table, [FilledRow(table.rows[0], (cell,))]) and as_cell(cell)["why"] is None
+    assert balanced(NONE).last == "short" and not balanced(NONE).joined
+
+
 def test_quoted_rows_and_missing_data_are_never_measured() -> None:
     rows = {row.row.name: row.cells for row in fill(paper.table("table1"), recorded(ROOT / "results"))}
     assert {c.state for c in rows["TPCIL"]} == {"quoted"} and all(not c.found for c in rows["TPCIL"])
@@ -212,7 +253,7 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     words[words.index("--rows") + 1] = "IL-Baseline, Balanced"
     assert command([*words, "--dry-run"]) == 0
     listed = capfd.readouterr().out
-    asked_for = "equipoise run il-baseline --loss balanced --dataset digits --steps 5 --memory 20 --seed 0"
+    asked_for = "equipoise run il-baseline --loss balanced --dataset digits --steps 5 --memory 20 --seed 0 --last short"
     assert asked_for in listed and "1 run(s)" in listed and not (here / "records").exists()
     assert (here / "cache" / "speed.json").is_file()
 
@@ -371,26 +412,41 @@ def test_what_cannot_be_done_is_one_sentence(
 @pytest.mark.parametrize(
     ("id", "row", "column", "words"),
     [
-        ("table1", "LUCIR", "imagenet-subset-5", "--lambda-base 10.0"),
-        ("table1", "LUCIR", "imagenet-10", "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune"),
-        ("table2", "LUCIR", "imagenet-average", "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune"),
-        ("table1", "LUCIR, Balanced", "imagenet-5", "--lambda-base 10.0"),
+        ("table1", "LUCIR", "imagenet-subset-5", "--lambda-base 10.0 --last short"),
+        ("table1", "LUCIR", "imagenet-10", "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune --last short"),
+        (
+            "table2",
+            "LUCIR",
+            "imagenet-average",
+            "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune --last short",
+        ),
+        ("table1", "LUCIR, Balanced", "imagenet-5", "--lambda-base 10.0 --last short"),
         ("table3", "LUCIR", "imagenet-5", "--lambda-base 10.0 --last short"),
-        ("table1", "PODNet", "imagenet-subset-25", "--refit-lr 0.01 --refit-batch 64 --lambda-c 8.0 --lambda-f 10.0"),
+        (
+            "table1",
+            "PODNet",
+            "imagenet-subset-25",
+            "--refit-lr 0.01 --refit-batch 64 --lambda-c 8.0 --lambda-f 10.0 --last short",
+        ),
         (
             "table1",
             "PODNet",
             "imagenet-5",
             "--refit-lr 0.01 --refit-batch 64 --refit-weight-decay 0.0001 --lambda-c 8.0 --lambda-f 10.0 "
-            "--weight-decay 0.0001",
+            "--weight-decay 0.0001 --last short",
         ),
         ("table3", "PODNet", "imagenet-subset-5", "--lambda-c 8.0 --lambda-f 10.0 --last short"),
         ("table3", "PODNet", "imagenet-5", "--lambda-c 8.0 --lambda-f 10.0 --weight-decay 0.0001 --last short"),
         ("table3", "LUCIR, Relaxed", "cifar100-10", "--last short"),
-        ("table3", "NCM", "cifar100-10", ""),
+        ("table3", "NCM", "cifar100-10", "--last short"),
         ("epsilon", "PODNet, 5 steps, ε 1%", "cifar100-average", "--epsilon 1% --last short"),
-        ("table1", "PODNet", "cifar100-5", ""),
-        ("table1", "IL-Baseline, Meta", "imagenet-5", ""),
+        ("table1", "PODNet", "cifar100-5", "--last short"),
+        ("table1", "IL-Baseline, Meta", "imagenet-5", "--last short"),
+        ("table4", "IL-Baseline, Meta", "cifar100-memory-5", "--last short"),
+        ("table5", "Meta", "cifar100-10-final", "--last short"),
+        ("table6", "class oversampling", "cifar100-5", "--mitigation class-oversampling --last short"),
+        ("confusion", "IL-Baseline", "cifar100-final", "--last short"),
+        ("batches", "PODNet, 20 kept", "cifar100-25-joined", ""),
     ],
 )
 def test_methods_are_set_as_the_originals_set_them(id: str, row: str, column: str, words: str) -> None:
@@ -472,7 +528,9 @@ def test_what_is_recorded_is_printed_with_all_its_seeds(here: Path, capfd: pytes
     for more, said in (([], ["61.0000", "1.0000", "3"]), (["--seeds", "1"], ["60.0000", "", "1"])):
         assert command([*words, *more]) == 0
         (line,) = csv.DictReader(capfd.readouterr().out.splitlines())
-        assert [line["ours"], line["std"], line["seeds"]] == said
+        assert [line["ours"], line["std"], line["seeds"]] == said and line["last"] == "joined"
+    assert command([*words[:-1], "latex"]) == 0
+    assert r"$^{j}$, 3 seeds)" in capfd.readouterr().out
 
 
 def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

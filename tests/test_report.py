@@ -53,7 +53,7 @@ def test_the_readme_shows_what_is_recorded(id: str) -> None:
 
 
 REVERSED = {("table1", "cifar100-25", "il-baseline", "balanced", "meta")}
-"""the authors' Meta is 2.5 points below α = 1 in 25 steps, ours 1.9 above: results/README.md"""
+"""the authors' Meta is 2.5 points below α = 1 in 25 steps, ours 1.9 above, with joined batches: results/README.md"""
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,16 @@ def test_the_headline_says_what_the_tables_say(everything: tuple[Path, dict[str,
 
 
 def test_the_last_batch_is_marked_where_it_decides() -> None:
-    """Of all cells of LUCIR and PODNet, joined batches are off where 8 images are left and nothing is done about it."""
+    """Of LUCIR and PODNet, joined batches are off where 8 images are left and nothing is done about it.
+
+    IL-Baseline's with a loss of the paper are better than its own in 25 steps. Short batches are close everywhere.
+    """
     rows = fill(paper.table("batches"), recorded(RESULTS))
     states = {(row.row.name, cell.cell.column.id): cell.state for row in rows for cell in row.cells if cell.found}
     marked = {where: state for where, state in states.items() if state != "close"}
     column = "cifar100-5-joined"
-    assert marked == {("LUCIR, no memory", column): "near", ("PODNet, no memory", column): "off"}
+    better = {(f"IL-Baseline, {loss}, 20 kept", "cifar100-25-joined"): "better" for loss in ("Balanced", "Meta")}
+    assert marked == {("LUCIR, no memory", column): "near", ("PODNet, no memory", column): "off", **better}
     assert len([where for where in states if where[1].endswith("short")]) >= 16
 
 
@@ -132,7 +136,7 @@ def test_a_table_says_the_same_in_every_format(made: Path) -> None:
     for line, (name, cell) in zip(rows, flat):
         assert (line["row"], line["column"], line["state"]) == (name, cell.cell.column.id, cell.state)
         assert float(line["paper"]) == cell.cell.paper and line["command"] == cell.command
-        assert line["ours"] == ("" if cell.ours is None else f"{cell.ours:.4f}")
+        assert line["ours"] == ("" if cell.ours is None else f"{cell.ours:.4f}") and line["last"] == cell.last
     text, typeset = ((made / "tables" / f"table5.{ending}").read_text() for ending in ("md", "tex"))
     for name, cell in flat:
         (line,) = (one for one in text.splitlines() if one.startswith(f"| {name} |"))
@@ -255,7 +259,7 @@ def test_every_cell_is_filled_by_its_own_records(everything: tuple[Path, dict[st
                 assert cell.cell.run is not None
                 at = 20 + number[key(cell.cell.run)] / 10 + 0.5 + more[cell.cell.metric]  # 0.5: the mean of the seeds
                 assert cell.ours == pytest.approx(at) and cell.std == pytest.approx(0.6244998)
-                assert len(cell.found) == 3 and cell.state not in ("missing", "none", "quoted")
+                assert len(cell.found) == 3 and not cell.joined and cell.state not in ("missing", "none", "quoted")
 
 
 def test_what_is_unlike_the_paper_is_in_the_title_and_in_the_command() -> None:
@@ -330,7 +334,9 @@ def test_confusion_is_told_in_numbers(everything: tuple[Path, dict[str, int]]) -
     records = recorded(folder)
     figure = next(f for f in collected(records)["figures"] if f["kind"] == "confusion")
     lines = numbers(figure, {found.id: found.result for found in records.found}).splitlines()
-    i = number[key(paper.cifar(paper.ROWS["IL-Baseline"]))]
+    asked_for = next(row.cells[0].run for row in paper.table("confusion").rows if row.name == "IL-Baseline")
+    assert asked_for is not None
+    i = number[key(asked_for)]
     first = ["IL-Baseline,0,0,3", *([f"IL-Baseline,1,0,{i}"] if i else []), "IL-Baseline,1,1,1"]
     assert lines[0] == "panel,true,predicted,images" and lines[1 : 1 + len(first)] == first
 

@@ -79,6 +79,8 @@ class Filled:
     found: tuple[Found, ...]
     """a record for each seed"""
     quoted: bool = False
+    joined: bool = False
+    """measured with joined batches: with short ones, which the cell asks for, there is no record yet"""
 
     @property
     def values(self) -> list[float]:
@@ -133,6 +135,13 @@ class Filled:
         return "near" if abs(self.difference) <= 2 * allowed else "off"
 
     @property
+    def last(self) -> str | None:
+        """What ended the epochs of its records, or would end those of its run: joined or short batches."""
+        if self.cell.run is None:
+            return None
+        return "short" if join_batches(self.cell.run) and not self.joined else "joined"
+
+    @property
     def command(self) -> str | None:
         """What measures it."""
         return None if self.cell.run is None else command(self.cell.run)
@@ -146,15 +155,38 @@ class FilledRow(NamedTuple):
 
 
 def fill(table: Table, records: Records, seeds: int | None = None) -> list[FilledRow]:
-    """Every cell with its records: of the seeds from 0 below `seeds`, or of all there are."""
+    """Every cell with its records: of the seeds from 0 below `seeds`, or of all there are.
 
-    def one(cell: Cell, quoted: bool) -> Filled:
+    Where a run with short batches has none, those of the same run with joined batches stand in, unless the row has a
+    cell for these too, or the table is of timings.
+    """
+
+    def find(run: Run) -> tuple[Found, ...]:
+        by_seed = fitting(run, records, table.alone)
+        return tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds)
+
+    def one(cell: Cell, row: Row) -> Filled:
         if cell.run is None or cell.run.dataset not in SHAPES:
-            return Filled(cell, (), quoted)
-        by_seed = fitting(cell.run, records, table.alone)
-        return Filled(cell, tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds), quoted)
+            return Filled(cell, (), row.quoted)
+        found, joined = find(cell.run), join_batches(cell.run)
+        if found or joined is None or table.alone or key(joined) in map(key, runs_in(row)):
+            return Filled(cell, found, row.quoted)
+        found = find(joined)
+        return Filled(cell, found, row.quoted, joined=bool(found))
 
-    return [FilledRow(row, tuple(one(cell, row.quoted) for cell in row.cells)) for row in table.rows]
+    return [FilledRow(row, tuple(one(cell, row) for cell in row.cells)) for row in table.rows]
+
+
+def runs_in(row: Row) -> Iterator[Run]:
+    """The runs of a row's cells that can be had here."""
+    return (cell.run for cell in row.cells if cell.run is not None and cell.run.dataset in SHAPES)
+
+
+def join_batches(run: Run) -> Run | None:
+    """The same run with joined batches, if its epochs end with short ones."""
+    if run.recipe is None or run.recipe.last != "short":
+        return None
+    return replace(run, recipe=replace(run.recipe, last="joined"))
 
 
 def fitting(run: Run, records: Records, alone: bool) -> dict[int, Found]:
@@ -169,9 +201,8 @@ def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
     def each() -> Iterator[Run]:
         for table in tables:
             for row in table.rows:
-                for cell in row.cells:
-                    if cell.run is not None and cell.run.dataset in SHAPES:
-                        yield from (replace(cell.run, seed=seed) for seed in range(seeds))
+                for run in runs_in(row):
+                    yield from (replace(run, seed=seed) for seed in range(seeds))
 
     return list({(key(run), run.seed): run for run in each()}.values())
 

@@ -102,7 +102,7 @@ ROWS: dict[str, Method] = {
 
 
 def cifar(method: Method, steps: int = 5, memory: str = "20") -> Run:
-    """The protocol of most of the paper: CIFAR-100, half of its classes first."""
+    """The protocol of most of the paper with the defaults of a run: CIFAR-100, half of its classes first."""
     return Run(method, "cifar100", steps=steps, memory=memory)
 
 
@@ -127,21 +127,25 @@ def set_for(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe |
 
 
 def with_short_batches(run: Run) -> Run:
-    """The run with every epoch ended by what is left of it, as the loops of LUCIR's and PODNet's originals do."""
+    """The run with every epoch ended by a short batch of what is left of it, as in the originals' loops."""
     usual = run.recipe or run.method.recipe((SHAPES | PLANNED)[run.dataset])
     return replace(run, recipe=replace(usual, last="short"))
 
 
 def run_of(method: Method, dataset: str, memory: str, steps: int | None = None, classes: int | None = None) -> Run:
-    """The run of a method on a data set: half of the classes and then that many steps, or so many classes at a time.
+    """The run of the paper's cell: half of the classes and then that many steps, or so many classes at a time.
 
-    LUCIR and PODNet have short batches without memory: in 5 steps of CIFAR-100 the last one has 8 images, which decides
-    the rows of the standard loss. With memory batches are joined, which is the default: in 5 steps the short one moved
-    rows by less than 0.4 points (`batches`).
+    Its epochs end with a short batch, as in the loops that the paper's code was built on. What joined batches, which
+    are the default of a run, change is the table `batches`.
     """
     method, recipe = set_for(method, dataset, memory)
     run = Run(method, dataset, base=classes, increment=classes, steps=steps, memory=memory, recipe=recipe)
-    return with_short_batches(run) if memory == "0" and isinstance(method, (LUCIR, PODNet)) else run
+    return with_short_batches(run)
+
+
+def cell_of(method: Method, steps: int = 5, memory: str = "20") -> Run:
+    """The same on CIFAR-100, half of its classes first: most of the paper."""
+    return run_of(method, "cifar100", memory, steps)
 
 
 def old_and_new(run: Run, group: str, average: float | None = None, which: str = "") -> tuple[Cell, ...]:

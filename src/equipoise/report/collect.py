@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,15 @@ from ..setting import changed
 from ..show import label, protocol, reuse_words
 from ..words import command
 from .costs import costs, machine
+from .tables import WHY_JOINED, explain_joined
 
 Figure = dict[str, Any]
 """`lines`: series of numbers over x; `confusion`: runs whose matrices are shown. See `page.py` for the fields"""
 
 DATASETS = tuple(name for name in paper.DATASETS if name != "digits")
 """those of the paper: what was rehearsed on digits is no number of it"""
+MAIN = ("table1", "table3")
+"""the two main tables, with memory and without"""
 
 
 def collected(records: Records) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def collected(records: Records) -> dict[str, Any]:
             "off": "beyond",
         },
         "headline_caption": "Average incremental accuracy on CIFAR-100: 50 classes, then 5 steps of 10; with 20 images "
-        "of every class kept, or none.",
+        "of every class kept, or none." + note_joined(row.cells[0] for id in MAIN for row in filled[id][1]),
         "headline": headline(filled),
         "tables": [as_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
         "figures": list(figures(filled)),
@@ -62,10 +65,17 @@ def distinct(values: Iterator[str]) -> list[str]:
     return sorted(set(values))
 
 
+def note_joined(cells: Iterable[Filled]) -> str:
+    """A sentence for the caption of what is drawn from these cells, if any is measured with joined batches."""
+    if not any(cell.joined for cell in cells):
+        return ""
+    return " Where no run with short batches is recorded yet, it is one with joined batches."
+
+
 def headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str, Any]]:
     """The measured ones among the first column of the two main tables: 5 steps on CIFAR-100."""
     chosen = []
-    for id, words in (("table1", ""), ("table3", ", no memory")):
+    for id, words in zip(MAIN, ("", ", no memory")):
         for row in filled[id][1]:
             cell = row.cells[0]
             if cell.ours is not None and cell.cell.paper is not None:
@@ -79,7 +89,7 @@ def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
     return {
         "id": table.id,
         "title": table.title,
-        "caption": f"{table.caption}.",
+        "caption": f"{table.caption}.{explain_joined(filled)}",
         "metric": "accuracy, %",
         "names": {"table5": "weight", "table6": "remedy", "separated": "reading"}.get(table.id, "method"),
         "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
@@ -100,7 +110,7 @@ def as_cell(cell: Filled) -> dict[str, Any]:
         "seeds": len(cell.found),
         "difference": cell.difference,
         "state": cell.state,
-        "why": f"needs {cell.needs}" if cell.needs else None,
+        "why": f"needs {cell.needs}" if cell.needs else WHY_JOINED if cell.joined else None,
         "command": cell.command,
         "runs": [found.id for found in cell.found],
     }
@@ -206,16 +216,17 @@ def words_for(value: Any) -> str:
 
 def figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure]:
     """Those of the paper of which something has been measured, and the accuracies by step behind its tables."""
-    for id, words in (("table1", "20 images of every class kept"), ("table3", "without memory")):
+    for id, words in zip(MAIN, ("20 images of every class kept", "without memory")):
         table, rows = filled[id]
         for column in table.columns:
             own = [row for row in rows if not row.row.quoted]
-            series = [curve(row.row.name, i, cell_of(row, column.id)) for i, row in enumerate(own)]
+            cells = [cell_of(row, column.id) for row in own]
+            series = [curve(row.row.name, i, cell) for i, (row, cell) in enumerate(zip(own, cells))]
             yield from lines(
                 f"steps-{id}-{column.id}",
                 f"{column.group}, {column.title}, {words}",
                 "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation "
-                "where there are several.",
+                "where there are several." + note_joined(cells),
                 {"label": "classes learned", "scale": "linear"},
                 [s for s in series if s is not None],
             )
@@ -264,7 +275,8 @@ def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
             "kind": "confusion",
             "title": "Confusion",
             "caption": "How often a class (row) is taken for another (column), after log(1 + x); CIFAR-100 in 5 steps, "
-            "20 images of every class kept. Classes in the order in which they were learned.",
+            "20 images of every class kept. Classes in the order in which they were learned."
+            + note_joined(row.cells[0] for row in rows),
             "panels": panels,
         }
 
@@ -291,7 +303,8 @@ def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
             f"alpha-{t}",
             f"The weight α of old classes, {t} steps",
             "IL-Baseline, Balanced, CIFAR-100, 20 images of every class kept: the smaller α, the better old classes "
-            "are kept, and the less is learned.",
+            "are kept, and the less is learned."
+            + note_joined(cell for row in fixed for cell in row.cells if f"-{t}-" in cell.cell.column.id),
             {"label": "α", "scale": "log"},
             [s for s in series if s is not None],
         )
@@ -312,7 +325,8 @@ def memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     yield from lines(
         "memory",
         "The size of the memory",
-        "Average incremental accuracy on CIFAR-100 in 5 steps, by the number of images kept of every class.",
+        "Average incremental accuracy on CIFAR-100 in 5 steps, by the number of images kept of every class."
+        + note_joined(cell for row in rows for cell in row.cells),
         {"label": "images kept of every class", "scale": "log"},
         [s for s in series if s is not None],
     )
@@ -337,7 +351,8 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
                     f"epsilon-{dataset}-{method.lower()}-{t}",
                     f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",
                     "Without memory; every epoch ends with a short batch. ε in percent of the images of a class: 0 is "
-                    "the balanced loss, 100 nearly the standard one.",
+                    "the balanced loss, 100 nearly the standard one."
+                    + note_joined(cell for row in own for cell in row.cells if cell.cell.column.dataset == dataset),
                     {"label": "ε, %", "scale": "symlog", "threshold": 0.1},
                     [s for s in series if s is not None],
                 )

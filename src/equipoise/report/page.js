@@ -82,7 +82,7 @@ function cellWords(cell) {
   }
   const apart = !none(cell.difference) && difference(cell.difference, cell.state);
   const ours = h("span", { class: "ours" }, fixed(cell.ours), deviation(cell));
-  return [ours, h("span", { class: "under" }, paper, " ", apart)];
+  return [ours, h("span", { class: "under" }, paper, " ", apart, cell.why && "ʲ")];
 }
 
 /** The numbers of a cell in words, for those who cannot see which is which. */
@@ -92,6 +92,7 @@ function cellSentence(cell) {
     none(cell.ours) ? cell.why || "not measured" : `measured ${ours} (${counted(cell.seeds, "seed")})`,
     !none(cell.paper) && `paper ${fixed(cell.paper)}`,
     !none(cell.difference) && `difference ${signed(cell.difference)}, ${cell.state}`,
+    !none(cell.ours) && cell.why,
   ].filter(Boolean).join("; ");
 }
 

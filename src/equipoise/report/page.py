@@ -54,6 +54,7 @@ class Cell(TypedDict):
     difference: float | None
     state: Literal["close", "better", "near", "off", "measured", "missing", "needs data", "quoted", "none"]
     why: str | None
+    """why nothing is measured, or why with joined batches instead of short ones"""
     command: str | None
     runs: list[str]
 

@@ -39,8 +39,11 @@ def measured(cell: Filled) -> str:
 def beside(cell: Filled) -> str:
     """What stands beside the measured number: the paper's, the difference with its mark, how many seeds if several."""
     words = [] if cell.cell.paper is None else [f"{cell.cell.paper:.2f}"]
+    joined = JOINED if cell.joined else ""
     if cell.difference is not None:
-        words.append(signed(cell.difference) + MARKS.get(cell.state, ""))
+        words.append(signed(cell.difference) + MARKS.get(cell.state, "") + joined)
+    elif joined:
+        words.append(joined)
     if len(cell.found) > 1:
         words.append(f"{len(cell.found)} seeds")
     return ", ".join(words)
@@ -62,10 +65,18 @@ def seeds_in(filled: Sequence[FilledRow]) -> str:
 
 
 MARKS = {"near": "†", "off": "‡"}
+JOINED, WHY_JOINED = "ʲ", "measured with joined batches: with short ones there is no record yet"
 LEGEND = (
     "; in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far; no "
     "mark for a better average or final accuracy in rows with a remedy)"
 )
+
+
+def explain_joined(filled: Sequence[FilledRow]) -> str:
+    """A sentence about cells that are measured with joined batches instead of short ones, if there are any."""
+    if not any(cell.joined for row in filled for cell in row.cells):
+        return ""
+    return f" {JOINED} {WHY_JOINED}."
 
 
 def commands_of(filled: Sequence[FilledRow]) -> Iterator[str]:
@@ -85,7 +96,7 @@ def titled(table: Table, filled: Sequence[FilledRow]) -> str:
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
     legend = LEGEND if any(cell.cell.paper is not None for row in filled for cell in row.cells) else ""
-    return f"{table.title}. {table.caption}. Measured, {seeds_in(filled)}{legend}.{needs}"
+    return f"{table.title}. {table.caption}. Measured, {seeds_in(filled)}{legend}.{explain_joined(filled)}{needs}"
 
 
 def terminal(filled: Sequence[FilledRow]) -> Rich:
@@ -180,7 +191,7 @@ def latex(table: Table, filled: Sequence[FilledRow], commands: bool = False) -> 
 def _typeset(cell: Filled | None) -> str:
     if cell is None or cell.state == "none":
         return ""
-    paper = beside(cell).replace("−", "$-$").replace("†", r"$^\dagger$").replace("‡", r"$^\ddagger$")
+    paper = typeset_marks(beside(cell).replace("−", "$-$"))
     if cell.state == "quoted":
         return rf"\emph{{{paper}}}" if paper else "--"
     ours = measured(cell).replace(" ± ", r"$\pm$").replace("–", "--")
@@ -190,11 +201,17 @@ def _typeset(cell: Filled | None) -> str:
 def escaped(text: str) -> str:
     """Text with what LaTeX would take for a command made harmless."""
     plain = {letter: f"\\{letter}" for letter in "&%_#$"} | {"α": r"$\alpha$", "ε": r"$\varepsilon$"}
-    plain |= {"†": r"$^\dagger$", "‡": r"$^\ddagger$"}
-    return "".join(plain.get(letter, letter) for letter in text)
+    return typeset_marks("".join(plain.get(letter, letter) for letter in text))
 
 
-FIELDS = ("table", "row", "column", "metric", "quoted", "paper", "ours", "std", "seeds", "difference", "state")
+def typeset_marks(text: str) -> str:
+    """Text with the marks of cells as LaTeX has them."""
+    for mark, typeset in (("†", r"$^\dagger$"), ("‡", r"$^\ddagger$"), (JOINED, "$^{j}$")):
+        text = text.replace(mark, typeset)
+    return text
+
+
+FIELDS = ("table", "row", "column", "metric", "quoted", "paper", "ours", "std", "seeds", "difference", "state", "last")
 
 
 def comma_separated(table: Table, filled: Sequence[FilledRow], head: bool = True) -> str:
@@ -212,5 +229,7 @@ def comma_separated(table: Table, filled: Sequence[FilledRow], head: bool = True
             difference = "" if cell.difference is None else f"{cell.difference:.4f}"
             named = (table.id, row.row.name, cell.cell.column.id, cell.cell.metric, "yes" if row.row.quoted else "no")
             why = f"needs {cell.needs}" if cell.needs else cell.state
-            writer.writerow([*named, paper, ours, std, len(cell.found), difference, why, cell.command or ""])
+            writer.writerow(
+                [*named, paper, ours, std, len(cell.found), difference, why, cell.last or "", cell.command or ""]
+            )
     return out.getvalue()
