@@ -1,10 +1,10 @@
-"""Microseconds of each kernel of `equipoise.kernels` at the shapes of ResNet-32, for several tile sizes.
+"""Microseconds of each kernel of `equipoise.engine.kernels` at the shapes of ResNet-32, for several tile sizes.
 
     python benchmarks/kernels.py [--batch 128] [--at-once 4] > kernels.txt
 
-Tiles that are fast both ways are what `equipoise.layers` has in its tables. Each line is one kernel at one shape, alone
-and several at once: in as many streams, each on data of its own, the time divided by their number, as where runs share
-a GPU. Times are medians over replays of a CUDA graph.
+Tiles that are fast both ways are what `equipoise.engine.kernels.tiles` has in its tables. Each line is one kernel at
+one shape, alone and several at once: in as many streams, each on data of its own, the time divided by their number, as
+where runs share a GPU. Times are medians over replays of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import triton.testing
 
-from equipoise import kernels as K
-from equipoise.layers import at_a_time, cdiv
+from equipoise.engine.kernels import triton as K
+from equipoise.engine.kernels.tiles import at_a_time, cdiv
 
 SIDES = {16: 32, 32: 16, 64: 8}
 KINDS = ("conv", "input", "strided", "weight", "normalise", "backward")

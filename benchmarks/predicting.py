@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from equipoise import ILBaseline, Learner, Recipe
-from equipoise.bench import synthetic
-from equipoise.train import working_on
+from equipoise.cli.bench import synthetic
+from equipoise.engine.device import working_on
 
 
 def speed(answer: Callable[[Tensor], Tensor], x: Tensor) -> float:

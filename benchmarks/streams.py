@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from equipoise import train
-from equipoise.bench import Row, Stretch, combined, measure, ours
-from equipoise.mps import multi_process_service
+from equipoise.cli.bench import Row, Stretch, combined, measure, ours
+from equipoise.engine import train
+from equipoise.runs.mps import multi_process_service
 
 
 def in_threads(row: Row, images: int, device: torch.device) -> float:

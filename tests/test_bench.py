@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.bench import PerImage, Row, Stretch, combined, counted, ours, rows_for, synthetic
 from equipoise.cli import command
+from equipoise.cli.bench import PerImage, Row, Stretch, combined, counted, ours, rows_for, synthetic
 
 
 def test_flops_are_those_of_resnet_32_counted_by_hand() -> None:

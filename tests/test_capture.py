@@ -18,17 +18,19 @@ from squares import images
 from torch import Tensor
 
 from equipoise import Balanced, Crop, ILBaseline, Learner, Meta, Recipe
-from equipoise import capture as capture_module
-from equipoise.capture import Engine, UnfitError, prepared
-from equipoise.data import Images
-from equipoise.gpu import Streams
-from equipoise.heads import LinearHead
+from equipoise.data.images import Images
+from equipoise.engine import cuda_graph as capture_module
+from equipoise.engine.cuda_graph import Engine, UnfitError, prepared
+from equipoise.engine.device import working_on
+from equipoise.engine.gpu import Streams
+from equipoise.engine.train import Position, fit, has_kernels, unfit
+from equipoise.learner.state import new_net
 from equipoise.method import Step
 from equipoise.methods.podnet import PODNet
-from equipoise.nets import LinearTrunk, Net, ResNet32, SmallNet
+from equipoise.nets import Net
+from equipoise.nets.backbones import LinearTrunk, ResNet32, SmallNet
+from equipoise.nets.heads import LinearHead
 from equipoise.randomness import generator
-from equipoise.state import new_net
-from equipoise.train import Position, fit, has_kernels, unfit, working_on
 
 
 def recorded(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
@@ -189,7 +191,7 @@ def test_a_refit_that_our_kernels_cannot_do_is_said_once(
             raise UnfitError("batch norms rest")
         return None, None
 
-    monkeypatch.setattr("equipoise.train.stand_ins", stand_ins)
+    monkeypatch.setattr("equipoise.engine.train.stand_ins", stand_ins)
     learner = Learner(PODNet(refit_what="all", refit_statistics="rest"), 4, recipe=Recipe(epochs=1), device="cpu")
     learner.engine = learner.engine_ = "fused"
     with caplog.at_level(logging.WARNING, "equipoise"):

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise import Balanced, Crop, DataError, ILBaseline, Learner, Recipe, datasets
+from equipoise import Balanced, Crop, DataError, ILBaseline, Learner, Recipe
+from equipoise.data import datasets
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")

@@ -23,14 +23,14 @@ import torch
 from rich.console import Console
 
 import equipoise
-from equipoise import checkpoint, cli
+from equipoise import cli, files
 from equipoise.__main__ import main
 from equipoise.cli import command
 from equipoise.losses import LOSSES
 from equipoise.method import Recipe
 from equipoise.methods.il_baseline import ILBaseline
-from equipoise.run import Run
-from equipoise.watch import LiveWatch, PlainWatch, Watch
+from equipoise.runs.progress import LiveWatch, PlainWatch, Watch
+from equipoise.runs.run import Run
 
 DIGITS = ("run", "il-baseline", "--dataset", "digits")
 BRIEF = (*DIGITS, "--epochs", "2")
@@ -117,7 +117,7 @@ def forbid_training(monkeypatch):
     def fit(*args, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("equipoise.stages.fit", fit)
+    monkeypatch.setattr("equipoise.learner.step.fit", fit)
 
 
 # What is there to be asked ----------------------------------------------------------------------------------
@@ -824,7 +824,7 @@ FULL_AT = {
 
 @pytest.mark.parametrize("where", FULL_AT.values(), ids=FULL_AT)
 def test_a_full_disk_loses_nothing(capsys, monkeypatch, straight, where):
-    fsync, write_file = os.fsync, checkpoint.write_file
+    fsync, write_file = os.fsync, files.write_file
     writing, failed = [], []
 
     def noted(path, data):
@@ -837,7 +837,7 @@ def test_a_full_disk_loses_nothing(capsys, monkeypatch, straight, where):
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(fd)
 
-    monkeypatch.setattr(checkpoint, "write_file", noted)
+    monkeypatch.setattr(files, "write_file", noted)
     monkeypatch.setattr(os, "fsync", full)
     said = refused(capsys, 1, *SHORT, "--store", "store", "--out", "run")
     assert len(failed) == 1
@@ -850,7 +850,7 @@ def test_a_full_disk_loses_nothing(capsys, monkeypatch, straight, where):
 
 @pytest.mark.parametrize("where", ["store/.*safetensors", "store/.*learner.json"])
 def test_a_step_that_cannot_be_shared_does_not_stop_the_run(capsys, monkeypatch, straight, where):
-    write_file, failed = checkpoint.write_file, []
+    write_file, failed = files.write_file, []
 
     def full(path, data):
         if re.search(where, str(path)):
@@ -858,7 +858,7 @@ def test_a_step_that_cannot_be_shared_does_not_stop_the_run(capsys, monkeypatch,
             raise OSError(errno.ENOSPC, "No space left on device")
         write_file(path, data)
 
-    monkeypatch.setattr(checkpoint, "write_file", full)
+    monkeypatch.setattr(files, "write_file", full)
     said = done(capsys, *SHORT, "--store", "store", "--out", "run").err
     assert failed and "cannot be shared with other runs" in said and "No space left" in said
     assert entries("store") == [] and not list(Path("store").rglob("*.partial"))
@@ -894,7 +894,7 @@ FULL = {
 
 def fail_at(monkeypatch, batch, error):
     """The GPU fails, as it were, in that batch of the run; only once."""
-    step, batches = equipoise.train.sgd_, []
+    step, batches = equipoise.engine.train.sgd_, []
 
     def failing(*args):
         batches.append(True)
@@ -902,7 +902,7 @@ def fail_at(monkeypatch, batch, error):
             raise error
         step(*args)
 
-    monkeypatch.setattr("equipoise.train.sgd_", failing)
+    monkeypatch.setattr("equipoise.engine.train.sgd_", failing)
 
 
 @pytest.mark.parametrize("error", GONE.values(), ids=GONE)
@@ -970,7 +970,7 @@ def test_debug_shows_the_traceback_too(capsys, at):
 
 def test_what_is_slow_to_import_waits_until_it_is_needed():
     """Every command and every worker of a queue would start later."""
-    words = "import sys, equipoise.cli, equipoise.local; print([m for m in sys.argv[1:] if m in sys.modules])"
+    words = "import sys, equipoise.cli, equipoise.runs.workers; print([m for m in sys.argv[1:] if m in sys.modules])"
     slow = ["sklearn", "scipy", "matplotlib", "tensorboard", "triton"]
     done = subprocess.run([sys.executable, "-c", words, *slow], capture_output=True, text=True, timeout=120)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise import launch
-from equipoise.heads import LinearHead
-from equipoise.nets import Backbone, LinearTrunk, Net, ResNet32
+from equipoise.engine.kernels import launch
+from equipoise.nets import Net
+from equipoise.nets.backbones import Backbone, LinearTrunk, ResNet32
+from equipoise.nets.heads import LinearHead
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for GPUs")
 
@@ -19,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from equipoise.fused import Frozen, Training
+from equipoise.engine.kernels.resnet32 import Frozen, Training
 
 HOPPER = GPUTarget("cuda", 90, 32)
 MOST_SHARED = 232_448

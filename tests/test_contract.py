@@ -12,7 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from equipoise import Balanced, Crop, Learner, Meta, Method, Recipe, Relaxed, Standard, UsageError, datasets, methods
+from equipoise import Balanced, Crop, Learner, Meta, Method, Recipe, Relaxed, Standard, UsageError, methods
+from equipoise.data import datasets
 from equipoise.losses import LOSSES, Loss
 
 # Those of this package: another test may define a toy method of its own.

@@ -26,9 +26,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from equipoise import datasets
-from equipoise.augment import Crop
-from equipoise.data import Images
+from equipoise.data import datasets
+from equipoise.data.augment import Crop
+from equipoise.data.images import Images
 from equipoise.errors import DataError, UsageError
 
 torch.set_num_threads(1)

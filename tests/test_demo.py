@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from equipoise import demo
-from equipoise.cli import command
+from equipoise.cli import command, demo
 
 CASES = {"5": ("standard", "balanced", "meta"), "0": ("standard", "balanced", "relaxed")}
 
@@ -83,7 +82,7 @@ def test_the_demo(capsys, monkeypatch):
     def fit(*args, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("equipoise.stages.fit", fit)
+    monkeypatch.setattr("equipoise.learner.step.fit", fit)
     assert command(["demo", "--seeds", "1", "--out", "demo"]) == 0
     again = capsys.readouterr().out
     assert again.splitlines()[:-1] == out.splitlines()[:-1]

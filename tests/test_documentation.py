@@ -16,9 +16,9 @@ import torch
 
 from equipoise import Balanced, Learner, Meta, Method, Out, Recipe, Standard
 from equipoise.cli import command
-from equipoise.datasets import load
+from equipoise.data.datasets import load
 from equipoise.methods import known
-from equipoise.run import Run, run
+from equipoise.runs.run import Run, run
 
 ROOT = Path(__file__).parents[1]
 QUICK = Recipe(epochs=3, lr=0.05, batch=32)

@@ -25,7 +25,7 @@ from equipoise import (
     Step,
     UsageError,
 )
-from equipoise.data import Images
+from equipoise.data.images import Images
 from equipoise.losses import Loss, distillation, log_weights, weighted_cross_entropy
 
 NAN, INF = math.nan, math.inf

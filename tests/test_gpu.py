@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from equipoise import LUCIR, Balanced, Crop, ILBaseline, Learner, Meta, Method, PODNet, Recipe, Standard
-from equipoise.capture import ENGINES, prepared
-from equipoise.data import Images
-from equipoise.gpu import peak_memory, recent_peak_memory
+from equipoise.data.images import Images
+from equipoise.engine.cuda_graph import ENGINES, prepared
+from equipoise.engine.device import working_on
+from equipoise.engine.gpu import peak_memory, recent_peak_memory
+from equipoise.engine.train import Position, fit
+from equipoise.learner.state import new_net, place
 from equipoise.method import Step
-from equipoise.mitigation import MITIGATIONS
 from equipoise.nets import Net
 from equipoise.randomness import generator
-from equipoise.run import Run, run
-from equipoise.state import new_net, place
-from equipoise.train import Position, fit, working_on
+from equipoise.remedies import MITIGATIONS
+from equipoise.runs.run import Run, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -226,7 +227,7 @@ def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("method", [ILBaseline(), LUCIR(), PODNet()], ids=lambda m: m.name)
 def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, method: Method) -> None:
     """Gradients of one step: our kernels and torch's own in bf16, both against float64."""
-    from equipoise.fused import Frozen, Training
+    from equipoise.engine.kernels.resnet32 import Frozen, Training
 
     gen = generator(11)
     x = torch.randint(0, 256, (batch, *SHAPE), dtype=torch.uint8, generator=gen).cuda()

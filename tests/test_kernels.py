@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import meta
-from equipoise.heads import LinearHead
-from equipoise.launch import launch
-from equipoise.nets import Backbone, LinearTrunk, Net, ResNet32
+from equipoise.engine import meta
+from equipoise.engine.kernels.launch import launch
+from equipoise.nets import Net
+from equipoise.nets.backbones import Backbone, LinearTrunk, ResNet32
+from equipoise.nets.heads import LinearHead
 
 if torch.cuda.is_available():
     pytest.skip("tests/test_gpu.py runs the kernels on the GPU", allow_module_level=True)
@@ -24,10 +25,10 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from equipoise import fused, kernels
+from equipoise.engine.kernels import resnet32, triton
 
-REPLICAS, WIDEST = kernels.REPLICAS.value, kernels.WIDEST.value
-FORWARD, BACKWARD = kernels.FORWARD.value, kernels.BACKWARD.value
+REPLICAS, WIDEST = triton.REPLICAS.value, triton.WIDEST.value
+FORWARD, BACKWARD = triton.FORWARD.value, triton.BACKWARD.value
 TILE = 16  # rows; no number of pixels below is a multiple, so that the last tile is never full
 EDGE = 4096  # numbers around a tensor that nobody may read or write: more than a tile reaches beyond it
 
@@ -40,7 +41,7 @@ def interpreted() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for module in (tl, tl.standard, kernels):
+        for module in (tl, tl.standard, triton):
             for name, value in list(vars(module).items()):
                 if isinstance(value, JITFunction):
                     patch.setattr(module, name, InterpretedFunction(value.fn))
@@ -129,7 +130,7 @@ def test_conv_is_a_convolution(shape: tuple[int, ...], flags: str) -> None:
     x, weight = whole(n * h * w, inside), whole(outside, window, window, inside, most=2)
     bias, residual, sums, y = whole(outside), whole(pixels, outside, most=9), no_sums(), room(pixels, outside)
     launch(
-        kernels.conv, (-(-pixels // (TILE * patch)), outside * patch // bn),
+        triton.conv, (-(-pixels // (TILE * patch)), outside * patch // bn),
         x, weight, y, sums, bias, residual, pixels, h, w, inside, outside, window, stride,
         SUMS="sums" in flags, BIAS="bias" in flags, RESIDUAL="residual" in flags, RELU="relu" in flags,
         BM=TILE, BN=bn, BK=bk, AHEAD=1, TALL=tall, WIDE=wide,
@@ -159,7 +160,7 @@ def test_input_gradient_is_what_autograd_finds(name: str, flags: str) -> None:
     same, extra, x, y, ys = (whole(pixels, inside, most=2, seed=seed) for seed in range(5))
     g, sums, sums_s = room(pixels, inside), no_sums(), no_sums()
     launch(
-        kernels.input_gradient, (-(-pixels // (TILE * patch)), inside * patch // bn),
+        triton.input_gradient, (-(-pixels // (TILE * patch)), inside * patch // bn),
         dy, weight, dys, weight_s, same, extra, x, y, ys, g, sums, sums_s, pixels, h, w, inside, outside, stride,
         SHORT="short" in flags, SAME="same" in flags, EXTRA="extra" in flags, RELU="relu" in flags,
         BELOW="below" in flags, BM=TILE, BN=bn, BK=bk, AHEAD=1, TALL=tall, WIDE=wide,
@@ -185,7 +186,7 @@ def test_weight_gradient_is_torchs(shape: tuple[int, ...]) -> None:
     x, dy = whole(n * h * w, inside), whole(pixels, outside)
     parts = room(shares * pair, outside, window, window, inside)
     launch(
-        kernels.weight_gradient, (shares, window, -(-(window + pair - 1) * inside // bk)),
+        triton.weight_gradient, (shares, window, -(-(window + pair - 1) * inside // bk)),
         x, dy, parts, pixels, share, h, w, inside, outside, window, stride, BP=TILE, BK=bk, PAIR=pair,
     )  # fmt: skip
     size = (outside, inside, window, window)
@@ -206,7 +207,7 @@ def test_normalise_is_a_batch_norm_with_a_shortcut(channels: int, relu: bool, ot
     gamma, beta, gamma_s, beta_s = (whole(channels, seed=seed) for seed in range(4))
     sums, sums_s = spread(sums_of(y, y, FORWARD)), spread(sums_of(short, short, FORWARD))
     launch(
-        kernels.normalise, (5,), y, sums, gamma, beta, short, sums_s, gamma_s, beta_s, out, pixels, channels,
+        triton.normalise, (5,), y, sums, gamma, beta, short, sums_s, gamma_s, beta_s, out, pixels, channels,
         OTHER=other, RELU=relu, BM=TILE,
     )  # fmt: skip
     exact = batch_norm(y, gamma, beta) + (0.0, short, batch_norm(short, gamma_s, beta_s))[other]
@@ -222,7 +223,7 @@ def test_normalise_backward_is_what_autograd_finds(channels: int, short: bool) -
     sums, sums_s = spread(sums_of(y, y, FORWARD)), spread(sums_of(ys, ys, FORWARD))
     sums_g, sums_gs = spread(sums_of(g, y, BACKWARD)), spread(sums_of(g, ys, BACKWARD))
     launch(
-        kernels.normalise_backward, (5,), g, y, sums, sums_g, gamma, dy, ys, sums_s, sums_gs, gamma_s, dys, pixels,
+        triton.normalise_backward, (5,), g, y, sums, sums_g, gamma, dy, ys, sums_s, sums_gs, gamma_s, dys, pixels,
         channels, SHORT=short, BM=TILE,
     )  # fmt: skip
     for given, factor, got in ((y, gamma, dy), (ys, gamma_s, dys))[: 1 + short]:
@@ -239,7 +240,7 @@ def test_top_is_what_autograd_finds(extra: bool, relu: bool) -> None:
     dh, wanted, g, sums = whole(n, channels), whole(n * area, channels), room(n * area, channels), no_sums()
     leaf, y = whole(n * area, channels, seed=1).clone().requires_grad_(), whole(n * area, channels, seed=2)
     z, flags = leaf.relu() if relu else leaf, {"EXTRA": extra, "RELU": relu, "BM": TILE}
-    launch(kernels.top, (3,), dh, wanted, framed(z.detach()), y, g, sums, n * area, area, channels, **flags)
+    launch(triton.top, (3,), dh, wanted, framed(z.detach()), y, g, sums, n * area, area, channels, **flags)
     loss = (z.view(n, area, channels).mean(1) * dh).sum() + extra * (z * wanted).sum()
     (exact,) = torch.autograd.grad(loss, leaf)
     assert is_written(g, exact)
@@ -250,7 +251,7 @@ def test_top_is_what_autograd_finds(extra: bool, relu: bool) -> None:
 def test_pixels_become_rows_of_normalised_channels(channels: int) -> None:
     x, out = pixels_of(1, channels, 1, 37)[0, :, 0].T.contiguous(), room(37, 16)
     mean, std = whole(channels), framed(torch.tensor([60.0, 61, 62])[:channels])
-    launch(kernels.pixels_to_rows, (3,), x, mean, std, out, 37, channels, 16, BM=TILE)
+    launch(triton.pixels_to_rows, (3,), x, mean, std, out, 37, channels, 16, BM=TILE)
     assert is_written(out, F.pad((x.float() - mean) / std, (0, 16 - channels)))
 
 
@@ -294,7 +295,7 @@ class Twins(NamedTuple):
 def twins_of(x: Tensor, **kind: bool) -> Twins:
     net = net_of(x.shape[1], **kind).train()
     twin = copy.deepcopy(net).double()
-    mine, exact = ([h, *maps] for h, maps in (fused.Training(net, torch.float32)(x), twin.features(x)))
+    mine, exact = ([h, *maps] for h, maps in (resnet32.Training(net, torch.float32)(x), twin.features(x)))
     return Twins(net, twin, mine, exact)
 
 
@@ -351,7 +352,7 @@ def test_all_of_a_resnet_32_is_what_torch_makes_of_it() -> None:
 
 def test_the_same_step_gives_the_same_bits() -> None:
     net, x = net_of().train(), pixels_of(2, 3, 8, 8)
-    features = fused.Training(net, torch.float32)
+    features = resnet32.Training(net, torch.float32)
     (h, maps), (again, maps_again) = features(x), features(x)
     assert all(torch.equal(a, b) for a, b in zip([h, *maps], [again, *maps_again]))
     loss, weights = h.square().sum() + maps[0].square().sum(), list(net.backbone.parameters())
@@ -362,7 +363,7 @@ def test_the_same_step_gives_the_same_bits() -> None:
 @pytest.mark.parametrize(("size", "kind"), CASES)
 def test_frozen_computes_what_the_net_does_in_eval_mode(size: tuple[int, ...], kind: dict[str, bool]) -> None:
     net, x = net_of(size[1], **kind).eval().requires_grad_(False), pixels_of(*size)
-    h, maps = fused.Frozen(net, torch.float32)(x)
+    h, maps = resnet32.Frozen(net, torch.float32)(x)
     exact, exact_maps = copy.deepcopy(net).double().features(x)
     assert near(h, exact) and len(maps) == len(exact_maps) and all(near(a, b) for a, b in zip(maps, exact_maps))
 
@@ -372,7 +373,7 @@ def test_the_validation_gradient_is_the_same_and_leaves_the_net_as_it_was() -> N
     gen = torch.Generator().manual_seed(3)
     net.head.widen(5, gen)  # type: ignore[operator]
     elsewhere = {name: w + 0.1 * torch.randn(w.shape, generator=gen) for name, w in net.named_parameters()}
-    (features := fused.Training(net, torch.float32))(x[:2])  # that it has seen a smaller batch makes no difference
+    (features := resnet32.Training(net, torch.float32))(x[:2])  # that it has seen a smaller batch makes no difference
     before = copy.deepcopy(net.state_dict())
     mine = meta.validation_gradient(net, elsewhere, x, y, features=features)
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), before.values()))

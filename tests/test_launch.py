@@ -7,7 +7,7 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
-from equipoise.launch import launch, together
+from equipoise.engine.kernels.launch import launch, together
 
 
 def test_kernels_asked_for_together_are_compiled_once_each_and_not_run() -> None:

@@ -18,21 +18,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from equipoise import (
-    Balanced,
-    DataError,
-    EquipoiseError,
-    ILBaseline,
-    Learner,
-    Meta,
-    Recipe,
-    RunError,
-    Step,
-    UsageError,
-    datasets,
-)
-from equipoise.memory import Budget
-from equipoise.nets import Backbone
+from equipoise import Balanced, DataError, EquipoiseError, ILBaseline, Learner, Meta, Recipe, RunError, Step, UsageError
+from equipoise.data import datasets
+from equipoise.data.memory import Budget
+from equipoise.nets.backbones import Backbone
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")

@@ -12,11 +12,12 @@ from squares import images
 from torch import Tensor
 from torch.func import functional_call
 
-from equipoise import Balanced, Crop, Learner, Meta, Out, Recipe, Relaxed, Standard, Step, UsageError, stages
-from equipoise.data import Images
-from equipoise.heads import CosineHead
+from equipoise import Balanced, Crop, Learner, Meta, Out, Recipe, Relaxed, Standard, Step, UsageError
+from equipoise.data.images import Images
+from equipoise.learner import step as step_module
 from equipoise.losses import Loss, margin_ranking
 from equipoise.methods.lucir import LUCIR
+from equipoise.nets.heads import CosineHead
 from equipoise.randomness import generator
 
 Numbers = list[float]
@@ -83,7 +84,7 @@ def net_of(made: Learner) -> Any:
 def begun(made: Learner, x: Tensor, y: list[int]) -> Any:
     """The head as the next step begins with it."""
     data, names = Images(x, torch.tensor(y)), list(dict.fromkeys(y))
-    return stages.begin(made, data, names).state.net.head  # type: ignore[arg-type, union-attr]
+    return step_module.begin(made, data, names).state.net.head  # type: ignore[arg-type, union-attr]
 
 
 def test_logits_are_cosines_times_a_scale() -> None:
@@ -223,13 +224,13 @@ def test_weight_decay_shrinks_new_rows_and_the_scale_but_not_old_rows() -> None:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Each training: its step, its name, the net before it, and its images."""
-    found, fit = [], stages.fit
+    found, fit = [], step_module.fit
 
     def spy(method: Any, s: Step, *args: Any, **more: Any) -> Any:
         found.append((s.t, more.get("stage", "train"), copy.deepcopy(s.net), s.data))
         return fit(method, s, *args, **more)
 
-    monkeypatch.setattr(stages, "fit", spy)
+    monkeypatch.setattr(step_module, "fit", spy)
     return found
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise import UsageError
-from equipoise.data import Images
-from equipoise.memory import Budget, at_random, herding, keep, ranks, update
+from equipoise.data.images import Images
+from equipoise.data.memory import Budget, at_random, herding, keep, ranks, update
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Features = npt.NDArray[np.float64]

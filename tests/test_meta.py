@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, ILBaseline, Meta, Recipe, Step, meta, train
-from equipoise.data import Images
-from equipoise.heads import LinearHead
-from equipoise.nets import Net, Out, SmallNet
+from equipoise import Balanced, Crop, ILBaseline, Meta, Recipe, Step
+from equipoise.data.images import Images
+from equipoise.engine import meta, train
+from equipoise.nets import Net, Out
+from equipoise.nets.backbones import SmallNet
+from equipoise.nets.heads import LinearHead
 from equipoise.randomness import generator
 
 Weights = dict[str, Tensor]

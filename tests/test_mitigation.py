@@ -27,19 +27,19 @@ from equipoise import (
     Relaxed,
     Step,
     UsageError,
-    mitigation,
-    record,
-    setting,
-    stages,
+    remedies,
+    settings,
 )
 from equipoise.cli import command
-from equipoise.data import Images
+from equipoise.data.images import Images
+from equipoise.learner import record
+from equipoise.learner import step as step_module
 from equipoise.methods.lucir import LUCIR
 from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
-from equipoise.mitigation import MITIGATIONS
 from equipoise.randomness import generator
-from equipoise.run import Run, prepare, run, run_name
+from equipoise.remedies import MITIGATIONS
+from equipoise.runs.run import Run, prepare, run, run_name
 
 KINDS = ("memory-oversampling", "class-oversampling", "loss-rescaling", "balanced-finetuning", "separated-softmax")
 OVERSAMPLING, HALVES = KINDS[:2], ("memory-oversampling", "separated-softmax")
@@ -157,8 +157,8 @@ def test_old_images_are_the_share_of_an_epoch_that_is_asked_for(kind: Any, share
     of_old = times[s.data.y < 2]
     assert of_old.sum() == old and set(of_old.tolist()) <= {old // 12, -(-old // 12)}
     assert (times[s.data.y >= 2] == 1).all()
-    assert mitigation.length(kind, [5, 7], [22, 18], share) == 40 + old
-    assert mitigation.length(kind, [], [22, 18], share) == 40, "in the base step there are none"
+    assert remedies.length(kind, [5, 7], [22, 18], share) == 40 + old
+    assert remedies.length(kind, [], [22, 18], share) == 40, "in the base step there are none"
 
 
 @pytest.mark.parametrize("n", [[3, 4, 30, 21], [2, 2, 7, 1], [40, 50, 9, 8], [4, 4, 4, 4]], ids=str)
@@ -214,13 +214,13 @@ def test_training_goes_through_such_epochs(kind: Any, labels: int) -> None:
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, Step, Recipe]]:
     """Each training: its name, the net before it, its step and its recipe."""
-    found, fit = [], stages.fit
+    found, fit = [], step_module.fit
 
     def spy(method: Any, s: Step, recipe: Recipe, *args: Any, **more: Any) -> Any:
         found.append((more.get("stage", "train"), copy.deepcopy(s.net), s, recipe))
         return fit(method, s, recipe, *args, **more)
 
-    monkeypatch.setattr(stages, "fit", spy)
+    monkeypatch.setattr(step_module, "fit", spy)
     return found
 
 
@@ -343,10 +343,10 @@ def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: An
 
     usual = keys()
     assert keys(old_share=0.5, separated_mean="each") == usual
-    for settings in ({"old_share": 0.2}, {"separated_mean": "all"}):
-        name, (_, *later) = keys(**settings)
+    for more in ({"old_share": 0.2}, {"separated_mean": "all"}):
+        name, (_, *later) = keys(**more)
         assert name != usual[0] and not set(later) & set(usual[1])
-        assert method(mitigation="separated-softmax", **settings).at_base() == method().at_base()
+        assert method(mitigation="separated-softmax", **more).at_base() == method().at_base()
     plain = record.describe(method(mitigation="separated-softmax"))
     assert "old_share" not in plain and plain.pop("separated_mean") == "each"
     assert record.method_from(plain) == method(mitigation="separated-softmax", separated_mean="all"), "as it was before"
@@ -405,8 +405,8 @@ def test_the_time_left_counts_the_epochs_as_they_are(kind: Any) -> None:
 class Odd(ILBaseline):
     """Somebody's own method, whose settings are no JSON."""
 
-    words: frozenset[str] = setting.later(frozenset({"a"}))
-    cuts: tuple[float, ...] = setting.later((0.5,))
+    words: frozenset[str] = settings.later(frozenset({"a"}))
+    cuts: tuple[float, ...] = settings.later((0.5,))
     mine: int = field(default=3, kw_only=True, metadata={"later": True})
 
 

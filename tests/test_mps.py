@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.mps import multi_process_service
+from equipoise.runs.mps import multi_process_service
 
 
 def control_that_says(where: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -54,7 +54,7 @@ def test_a_server_that_does_not_end_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = control_that_says(tmp_path, "exec sleep 600", monkeypatch)
-    monkeypatch.setattr("equipoise.mps.PATIENCE", 0.2)
+    monkeypatch.setattr("equipoise.runs.mps.PATIENCE", 0.2)
     began = time.monotonic()
     with multi_process_service():
         pass
@@ -97,7 +97,7 @@ QUEUE = """
 import torch
 torch.cuda.is_available = lambda: True
 import os, time
-from equipoise.mps import multi_process_service
+from equipoise.runs.mps import multi_process_service
 with multi_process_service():
     print(os.environ["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
     time.sleep(600)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import LUCIR, Balanced, ILBaseline, Learner, Method, PODNet, Recipe, Relaxed
-from equipoise.heads import Head, LinearHead
-from equipoise.nets import Backbone, HalfLinearTrunk, Net, ResNet18, ResNet32, SmallNet, scale
+from equipoise.learner.state import new_net
+from equipoise.nets import Net
+from equipoise.nets.backbones import Backbone, HalfLinearTrunk, ResNet18, ResNet32, SmallNet, scale
+from equipoise.nets.heads import Head, LinearHead
 from equipoise.randomness import generator
-from equipoise.state import new_net
 
 
 def parameters(module: nn.Module) -> int:

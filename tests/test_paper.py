@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
-from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, compare, paper, reproduce, speed
-from equipoise.cli import command, parsed_run
-from equipoise.compare import NONE, FilledRow, fill, key, missing, recorded, wanted
-from equipoise.datasets import COUNTS, SHAPES, load
+from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, paper
+from equipoise.cli import command, parsed_run, reproduce
+from equipoise.data.datasets import COUNTS, SHAPES, load
+from equipoise.data.memory import Budget
 from equipoise.errors import unknown
-from equipoise.local import Local
-from equipoise.memory import Budget
+from equipoise.paper import match
+from equipoise.paper.match import NONE, FilledRow, fill, key, missing, recorded, wanted
 from equipoise.report import tables
 from equipoise.report.collect import as_cell
-from equipoise.run import Run, asked, prepare, run, run_from, run_name
-from equipoise.words import command as words_of
+from equipoise.runs import estimate
+from equipoise.runs.command import command as words_of
+from equipoise.runs.run import Run, asked, prepare, run, run_from, run_name
+from equipoise.runs.workers import Local
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = ROOT.parent / "shared" / "docs" / "paper-numbers.json"
@@ -107,7 +109,7 @@ def test_what_is_planned_without_data_is_what_the_data_say() -> None:
     digits = load("digits")
     assert COUNTS["digits"] == tuple((digits.train.y == c).sum().item() for c in range(10))
     for asked_for in (r for r in every_run() if r.dataset == "digits"):
-        assert speed.images_of(asked_for) == prepare(asked_for, loaded=digits).images_to_train()
+        assert estimate.images_of(asked_for) == prepare(asked_for, loaded=digits).images_to_train()
 
 
 def test_runs_are_the_same_whatever_does_not_change_a_result() -> None:
@@ -136,7 +138,7 @@ def result(value: float, asked_for: Run) -> dict[str, Any]:
     }
 
 
-def recorded_with(folder: Path, values: dict[int, float], asked_for: Run) -> compare.Records:
+def recorded_with(folder: Path, values: dict[int, float], asked_for: Run) -> match.Records:
     for seed, value in values.items():
         (folder / str(seed)).mkdir(parents=True)
         text = json.dumps(result(value, replace(asked_for, seed=seed)))
@@ -184,10 +186,10 @@ def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path:
     assert asked_for is not None and asked_for.recipe is not None and asked_for.recipe.last == "short"
     joined = Run(ILBaseline(Balanced()), "cifar100", steps=5)
 
-    def balanced(records: compare.Records, seeds: int | None = None) -> compare.Filled:
+    def balanced(records: match.Records, seeds: int | None = None) -> match.Filled:
         return next(row.cells[0] for row in fill(table, records, seeds) if row.row.name == "Balanced")
 
-    def both_ways(records: compare.Records) -> list[list[float]]:
+    def both_ways(records: match.Records) -> list[list[float]]:
         rows = {row.row.name: row.cells for row in fill(beyond, records)}
         return [cell.values for cell in rows["IL-Baseline, Balanced, 20 kept"][:2]]
 
@@ -328,43 +330,43 @@ def test_rows_are_meant_by_their_names_or_parts_of_them(said: str, meant: set[st
 
 @pytest.mark.parametrize("loss", [Balanced(), Meta(every=1)], ids=lambda loss: loss.name)
 def test_a_speed_is_measured_with_as_few_images_as_the_loss_allows(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(speed.SHAPES, "few", (3, 20, 20))  # not tiny: trained by ResNet-32
-    monkeypatch.setitem(speed.COUNTS, "few", [30] * 10)
-    found = speed.measured(ILBaseline(loss), "few", "cpu")
+    monkeypatch.setitem(estimate.SHAPES, "few", (3, 20, 20))  # not tiny: trained by ResNet-32
+    monkeypatch.setitem(estimate.COUNTS, "few", [30] * 10)
+    found = estimate.measured(ILBaseline(loss), "few", "cpu")
     assert found.base > 0 and found.later > 0 and found.mib > 0
 
 
 @pytest.mark.usefixtures("here")
 def test_the_speed_of_every_run_of_the_tables_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joint training too, which takes no memory but all."""
-    monkeypatch.setattr(speed, "in_a_process", speed.measured)
+    monkeypatch.setattr(estimate, "in_a_process", estimate.measured)
     runs = wanted([paper.rehearsed(table) for table in paper.tables()], 1)
     said: list[str] = []
-    assert speed.estimate(runs, said.append).seconds > 0
+    assert estimate.estimate(runs, said.append).seconds > 0
     assert {words.split()[4] for words in said} >= {"il-baseline", "lucir", "podnet", "fine-tuning", "joint"}
 
 
 def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def known(method: Any, *rest: Any) -> speed.Speed:
+    def known(method: Any, *rest: Any) -> estimate.Speed:
         slow = isinstance(method.loss, Meta)
         assert not slow or method.loss.every == 1
-        return speed.Speed(1000.0, 50.0 if slow else 100.0, 700.0 if slow else 500.0)
+        return estimate.Speed(1000.0, 50.0 if slow else 100.0, 700.0 if slow else 500.0)
 
-    monkeypatch.setattr(speed, "known", known)
+    monkeypatch.setattr(estimate, "known", known)
     balanced = Run(ILBaseline(Balanced()), "digits", steps=5, memory="20")  # 20 epochs: 700 images, then 240 to 320
     base, later = 20 * 700 / 1000, 20 * (240 + 260 + 280 + 300 + 320) / 100
-    assert speed.estimate([balanced]) == (pytest.approx(base + later), 500.0)
+    assert estimate.estimate([balanced]) == (pytest.approx(base + later), 500.0)
     standard = replace(balanced, method=ILBaseline())
-    assert speed.estimate([balanced, standard]).seconds == pytest.approx(base + 2 * later)
-    assert speed.estimate([balanced, standard], shared=False).seconds == pytest.approx(2 * (base + later))
-    assert speed.estimate([balanced, replace(standard, seed=1)]).seconds == pytest.approx(2 * (base + later))
+    assert estimate.estimate([balanced, standard]).seconds == pytest.approx(base + 2 * later)
+    assert estimate.estimate([balanced, standard], shared=False).seconds == pytest.approx(2 * (base + later))
+    assert estimate.estimate([balanced, replace(standard, seed=1)]).seconds == pytest.approx(2 * (base + later))
     # An update of α doubles the time of one batch in ten.
     learned = replace(balanced, method=ILBaseline(Meta()))
-    assert speed.estimate([learned]) == (pytest.approx(base + 1.1 * later), 700.0)
+    assert estimate.estimate([learned]) == (pytest.approx(base + 1.1 * later), 700.0)
     refitted = replace(balanced, method=ILBaseline(mitigation="balanced-finetuning"))
     refits = 20 * 20 * (6 + 7 + 8 + 9 + 10)
-    assert speed.refit_images(refitted) == refits
-    assert speed.estimate([refitted]).seconds == pytest.approx(base + later + refits / 100)
+    assert estimate.refit_images(refitted) == refits
+    assert estimate.estimate([refitted]).seconds == pytest.approx(base + later + refits / 100)
 
 
 def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
@@ -462,7 +464,7 @@ def test_methods_are_set_as_the_originals_set_them(id: str, row: str, column: st
 def test_the_overview_names_every_table(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed, "known", lambda *words: speed.Speed(1e4, 1e4, 1.0))
+    monkeypatch.setattr(estimate, "known", lambda *words: estimate.Speed(1e4, 1e4, 1.0))
     assert command(["paper", "--dataset", "digits"]) == 0
     out = capfd.readouterr().out
     assert all((table.id in out) == bool(paper.rehearsed(table).rows) for table in paper.tables())
@@ -472,7 +474,7 @@ def test_the_overview_names_every_table(
 def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed, "known", lambda *words: speed.Speed(1e6, 1e6, 1.0))
+    monkeypatch.setattr(estimate, "known", lambda *words: estimate.Speed(1e6, 1e6, 1.0))
     assert command(["paper", "--results", str(ROOT / "results")]) == 0
     out = capfd.readouterr().out
     runs = wanted([paper.table("table1")], 1)
@@ -535,7 +537,7 @@ def test_what_is_recorded_is_printed_with_all_its_seeds(here: Path, capfd: pytes
 
 def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Nothing is measured for it, and what this version cannot load has its published numbers."""
-    monkeypatch.setattr(speed, "measured", None)
+    monkeypatch.setattr(estimate, "measured", None)
     assert command(["paper", "--no-run"]) == 0
     said = capfd.readouterr()
     assert "table1" in said.out and said.err == "results is not there: nothing is recorded yet\n"

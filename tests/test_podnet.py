@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, Learner, Out, Recipe, Relaxed, Standard, Step, UsageError, stages, train
-from equipoise.data import Images
-from equipoise.heads import ProxyHead
+from equipoise import Balanced, Crop, Learner, Out, Recipe, Relaxed, Standard, Step, UsageError
+from equipoise.data.images import Images
+from equipoise.engine import train
+from equipoise.learner import step as step_module
 from equipoise.losses import Loss, nca, pooled_distance, printed_distance
 from equipoise.methods.podnet import PODNet
-from equipoise.nets import LinearTrunk, Net, SmallNet
+from equipoise.nets import Net
+from equipoise.nets.backbones import LinearTrunk, SmallNet
+from equipoise.nets.heads import ProxyHead
 from equipoise.randomness import generator
-from equipoise.run import Run, prepare
+from equipoise.runs.run import Run, prepare
 
 Numbers = Sequence[float]
 Rows = Sequence[Numbers]
@@ -330,13 +333,13 @@ ASKED = [(PODNet(), True), (PODNet(finetune=False), False), (PODNet(loss=Balance
 def test_a_refit_after_the_base_step_moves_all_proxies_and_the_statistics_only(
     method: PODNet, refitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, rates, fit = [], [], stages.fit
+    seen, rates, fit = [], [], step_module.fit
 
     def spy(method: Any, s: Step, *args: Any, **more: Any) -> Any:
         seen.append((s.t, more.get("stage", "train"), copy.deepcopy(s.net)))
         return fit(method, s, *args, **more)
 
-    monkeypatch.setattr(stages, "fit", spy)
+    monkeypatch.setattr(step_module, "fit", spy)
     recipe = Recipe(2, 0.05, schedule="cosine", batch=16, weight_decay=0.05)
     learner: Any = Learner(method, 4, recipe=recipe, device="cpu")
     for classes in (range(3), range(3, 5), range(5, 7)):

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from equipoise import LUCIR, ILBaseline, Meta, PODNet
-from equipoise.progress import QueueWatch, Standing, last_epoch, queue_words, standing
-from equipoise.run import Run
-from equipoise.sweep import Job, cost, longest_first
+from equipoise.runs.queue import Job, cost, longest_first
+from equipoise.runs.queue_progress import QueueWatch, Standing, last_epoch, queue_words, standing
+from equipoise.runs.run import Run
 
 
 def line(step: int, epoch: int, speed: float = 100.0) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_it_is_said_in_one_line(now: Standing, words: str) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that goes only when it is told to."""
     made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("equipoise.progress.time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr("equipoise.runs.queue_progress.time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise import DataError, UsageError, datasets
-from equipoise.data import Images, class_order, join, step_sizes
-from equipoise.evaluate import confusion_matrix, forgetting, percent, summary
-from equipoise.run import Run, prepare
+from equipoise import DataError, UsageError
+from equipoise.data import datasets
+from equipoise.data.images import Images, join
+from equipoise.data.protocol import class_order, step_sizes
+from equipoise.runs.metrics import confusion_matrix, forgetting, percent, summary
+from equipoise.runs.run import Run, prepare
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 

@@ -16,17 +16,18 @@ import torch
 from rich.console import Console
 from squares import images
 
-from equipoise import Balanced, ILBaseline, Learner, Method, Recipe, Relaxed, RunError, UsageError, stages
+from equipoise import Balanced, ILBaseline, Learner, Method, Recipe, Relaxed, RunError, UsageError
 from equipoise.cli import command, parsed_run, run_name
+from equipoise.engine.train import Epoch
+from equipoise.learner import step as step_module
+from equipoise.learner.record import describe, flat, method_from
 from equipoise.method import REFIT, Refit, Step
 from equipoise.methods.bounds import FineTuning
 from equipoise.methods.lucir import LUCIR
 from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
-from equipoise.record import describe, flat, method_from
-from equipoise.run import Run, prepare, run
-from equipoise.train import Epoch
-from equipoise.watch import LiveWatch, PlainWatch, Watch
+from equipoise.runs.progress import LiveWatch, PlainWatch, Watch
+from equipoise.runs.run import Run, prepare, run
 
 TUNED = ILBaseline(mitigation="balanced-finetuning")
 REFITTED = [TUNED, LUCIR(finetune=True), LUCIR(mitigation="balanced-finetuning"), PODNet()]
@@ -50,14 +51,14 @@ def refit_of(method: Method) -> Refit:
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Each training: its name, its step and its position, and the net before it."""
     found: list[dict[str, Any]] = []
-    fit = stages.fit
+    fit = step_module.fit
 
     def spy(method: Any, s: Step, recipe: Recipe, *args: Any, **more: Any) -> Any:
         net, momentum = copy.deepcopy(s.net), dict(args[3].momentum)
         found.append({"stage": more.get("stage", "train"), "s": s, "recipe": recipe, "net": net, "momentum": momentum})
         return fit(method, s, recipe, *args, **more)
 
-    monkeypatch.setattr(stages, "fit", spy)
+    monkeypatch.setattr(step_module, "fit", spy)
     return found
 
 
@@ -302,7 +303,7 @@ def test_an_older_folder_agrees_and_another_refit_does_not(tmp_path: Path, monke
     _, asked = parsed_run(ASKED[1:], "run")
     result = run(asked, tmp_path)
     assert "refit" not in (tmp_path / "run.json").read_text(), "as older versions wrote it"
-    monkeypatch.setattr("equipoise.stages.fit", None)
+    monkeypatch.setattr("equipoise.learner.step.fit", None)
     assert run(asked, tmp_path) == result
     with pytest.raises(RunError, match=r"settings: refit_what \(there None, here all\);"):
         run(replace(asked, method=saying(TUNED, what="all")), tmp_path)

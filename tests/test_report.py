@@ -14,13 +14,13 @@ import pytest
 
 from equipoise import Balanced, DataError, ILBaseline, paper
 from equipoise.cli import command
-from equipoise.compare import Filled, FilledRow, Found, fill, key, missing, recorded, wanted
-from equipoise.datasets import SHAPES
-from equipoise.figures import plt
+from equipoise.data.datasets import SHAPES
+from equipoise.paper.match import Filled, FilledRow, Found, fill, key, missing, recorded, wanted
 from equipoise.report import costs, pictures, report, tables
 from equipoise.report.collect import as_run, collected, relaxations
+from equipoise.report.figures import plt
 from equipoise.report.pictures import numbers
-from equipoise.run import Run, asked
+from equipoise.runs.run import Run, asked
 
 RESULTS = Path(__file__).parent.parent / "results"
 

@@ -22,9 +22,9 @@ from torch import Tensor
 import equipoise
 from equipoise import Balanced, DataError, ILBaseline, Learner, Meta, Recipe
 from equipoise.losses import Loss
-from equipoise.run import Run, read_result, run
-from equipoise.store import Store
-from equipoise.watch import Watch
+from equipoise.runs.progress import Watch
+from equipoise.runs.run import Run, read_result, run
+from equipoise.runs.shared_steps import Store
 
 SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second"}
@@ -52,10 +52,11 @@ ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from equipoise import Balanced, ILBaseline, Meta, Recipe, datasets
-from equipoise.run import Run, run
-from equipoise.store import Store
-from equipoise.watch import Watch
+from equipoise import Balanced, ILBaseline, Meta, Recipe
+from equipoise.data import datasets
+from equipoise.runs.progress import Watch
+from equipoise.runs.run import Run, run
+from equipoise.runs.shared_steps import Store
 
 torch.set_num_threads(1)
 

@@ -22,27 +22,16 @@ import torch
 from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
-import equipoise.run
-from equipoise import (
-    Balanced,
-    DataError,
-    ILBaseline,
-    Learner,
-    Meta,
-    Recipe,
-    Relaxed,
-    RunError,
-    Standard,
-    UsageError,
-    datasets,
-    gpu,
-)
-from equipoise.data import Images
-from equipoise.evaluate import forgetting
+import equipoise.runs.run
+from equipoise import Balanced, DataError, ILBaseline, Learner, Meta, Recipe, Relaxed, RunError, Standard, UsageError
+from equipoise.data import datasets
+from equipoise.data.images import Images
+from equipoise.engine import gpu
 from equipoise.losses import Loss
-from equipoise.run import Run, prepare, read_result, run
-from equipoise.store import Store
-from equipoise.watch import Watch
+from equipoise.runs.metrics import forgetting
+from equipoise.runs.progress import Watch
+from equipoise.runs.run import Run, prepare, read_result, run
+from equipoise.runs.shared_steps import Store
 
 RECIPE = Recipe(epochs=3, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
@@ -265,7 +254,7 @@ def test_the_same_run_again_comes_from_the_record(done: Done, monkeypatch: pytes
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("it trains again")
 
-    monkeypatch.setattr("equipoise.stages.fit", refuse)
+    monkeypatch.setattr("equipoise.learner.step.fit", refuse)
     before = {p: p.stat().st_mtime_ns for p in done[0].rglob("*") if p.name != ".lock"}
     for store in (None, done[1]):
         assert run(small(), done[0], store=store) == done[2]
@@ -428,7 +417,7 @@ def unequal(monkeypatch: pytest.MonkeyPatch) -> None:
     keep[(DIGITS.train.y == first).nonzero()[:40, 0]] = False
     train = Images(DIGITS.train.x[keep], DIGITS.train.y[keep])
     data = replace(DIGITS, train=train, fingerprint="unequal")
-    monkeypatch.setattr(equipoise.run, "load", lambda *_, **__: data)
+    monkeypatch.setattr(equipoise.runs.run, "load", lambda *_, **__: data)
 
 
 def test_unequal_counts_are_not_shared_across_losses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise import Balanced, Learner, Meta, Recipe, Relaxed, Standard, UsageError
 from equipoise.cli import command
-from equipoise.data import Images, class_sums
+from equipoise.data.images import Images, class_sums
 from equipoise.method import Method, Out, Step
 from equipoise.methods.bounds import FineTuning, Joint
 from equipoise.methods.il_baseline import ILBaseline
@@ -23,7 +23,7 @@ from equipoise.methods.lucir import LUCIR
 from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
 from equipoise.methods.slda import SLDA
-from equipoise.run import Run, prepare, run
+from equipoise.runs.run import Run, prepare, run
 
 D = 6
 

@@ -23,24 +23,16 @@ from typing import Any
 
 import pytest
 
-import equipoise.local
-import equipoise.run
+import equipoise.runs.run
+import equipoise.runs.workers
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
-from equipoise.local import (
-    PRIORITY,
-    Local,
-    ended,
-    gpu_for,
-    in_base_step,
-    next_of,
-    usual_workers,
-)
-from equipoise.run import Run, run
-from equipoise.store import Store
-from equipoise.sweep import Job, critical, map
-from equipoise.watch import Watch
-from equipoise.words import every_choice, run_lines, taken
+from equipoise.cli.words import every_choice, run_lines, taken
+from equipoise.runs.progress import Watch
+from equipoise.runs.queue import Job, critical, map
+from equipoise.runs.run import Run, run
+from equipoise.runs.shared_steps import Store
+from equipoise.runs.workers import PRIORITY, Local, ended, gpu_for, in_base_step, next_of, usual_workers
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
 
@@ -235,14 +227,14 @@ def test_a_run_that_another_is_at_work_at_is_waited_for(
 ) -> None:
     done, taken_up, raced, free = jobs = [Job(asked(), tmp_path / name) for name in "abcd"]
     looks: Counter[Path] = Counter()
-    look = equipoise.local.held
+    look = equipoise.runs.workers.held
 
     def held(folder: Path) -> bool:
         looks[folder] += 1
         # The other one comes between the first look and the worker.
         return look(folder) and not (folder == raced.folder and looks[folder] == 1)
 
-    monkeypatch.setattr("equipoise.local.held", held)
+    monkeypatch.setattr("equipoise.runs.workers.held", held)
     with contextlib.ExitStack() as stack:
         others = {job.folder: stack.enter_context(contextlib.ExitStack()) for job in (done, taken_up, raced)}
         for folder, other in others.items():
@@ -301,7 +293,7 @@ def test_a_worker_that_sees_no_gpu_does_not_train_on_the_cpu_instead(
     monkeypatch.setattr("torch.cuda.is_available", lambda: here == "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers look for themselves, and see none
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    monkeypatch.setattr("equipoise.local.PAUSE", 0.01)
+    monkeypatch.setattr("equipoise.runs.workers.PAUSE", 0.01)
     job = Job(asked(device="auto"), tmp_path / "a")
     map(run, [job], Local(workers=1))
     if here == "cpu":
@@ -342,7 +334,7 @@ def test_a_run_that_dies_is_taken_up_again_before_others_are_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Least of all one that would compute the base step anew that it was at; what was there before is no progress."""
-    monkeypatch.setattr("equipoise.local.PAUSE", 0.5)
+    monkeypatch.setattr("equipoise.runs.workers.PAUSE", 0.5)
     jobs = [Job(asked(), tmp_path / name, "x") for name in "ab"]
     old = {"step": 0, "epoch": 3, "epochs": 9, "images_per_second": 1.0}
     (tmp_path / "a").mkdir()
@@ -386,7 +378,7 @@ class FailingGPU(ILBaseline):
 def test_what_a_gpu_says_is_put_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_gpu.py").write_text(FAILING)
     monkeypatch.syspath_prepend(tmp_path)  # workers have it too
-    monkeypatch.setattr("equipoise.local.TRIES", 1)
+    monkeypatch.setattr("equipoise.runs.workers.TRIES", 1)
     method = importlib.import_module("failing_gpu").FailingGPU
     full = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free.\nAnd more."
     lost = "CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later."
@@ -568,7 +560,9 @@ def test_a_slot_that_is_free_is_taken_again(tmp_path: Path, monkeypatch: pytest.
         def is_alive(self) -> bool:
             return False
 
-    monkeypatch.setattr("equipoise.local.started", lambda run, job, on, slot, *more: slots.append(slot) or Over())
+    monkeypatch.setattr(
+        "equipoise.runs.workers.started", lambda run, job, on, slot, *more: slots.append(slot) or Over()
+    )
     map(run, [Job(asked(), tmp_path / str(i)) for i in range(5)], Local(workers=2))
     assert slots == [0, 1, 0, 1, 0]
 
@@ -595,8 +589,8 @@ def test_runs_come_from_a_file(
     assert run_lines(file) == [["il-baseline", "--loss", "standard,balanced"], ["fine-tuning", "--lr", "0.02"]]
     words = ["--dataset", "digits", "--epochs", "1", "--memory", "3", "--store", "none"]
     out = tmp_path / "out"
-    load, calls = equipoise.run.load, []
-    monkeypatch.setattr(equipoise.run, "load", lambda *words: calls.append(words) or load(*words))
+    load, calls = equipoise.runs.run.load, []
+    monkeypatch.setattr(equipoise.runs.run, "load", lambda *words: calls.append(words) or load(*words))
     assert command(["sweep", "--runs", str(file), *words, "--workers", "1", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert len(calls) == 1, "the data is read once for all checks; the runs are other processes"

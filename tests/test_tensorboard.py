@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from equipoise.cli import command
-from equipoise.tensorboard import TensorBoard
-from equipoise.watch import HOOKS, Both, Watch
+from equipoise.runs.progress import HOOKS, Both, Watch
+from equipoise.runs.tensorboard import TensorBoard
 
 WORDS = ["il-baseline", "--dataset", "digits", "--base", "8", "--steps", "2", "--memory", "4", "--epochs", "3"]
 

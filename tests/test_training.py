@@ -31,12 +31,13 @@ from equipoise import (
     Step,
     UsageError,
 )
-from equipoise.augment import FINE
-from equipoise.data import Images
-from equipoise.heads import LinearHead
-from equipoise.nets import Net, SmallNet
+from equipoise.data.augment import FINE
+from equipoise.data.images import Images
+from equipoise.engine.train import Batches, Epoch, Position, fit, gradient, sgd_, trained
+from equipoise.nets import Net
+from equipoise.nets.backbones import SmallNet
+from equipoise.nets.heads import LinearHead
 from equipoise.randomness import generator
-from equipoise.train import Batches, Epoch, Position, fit, gradient, sgd_, trained
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-import equipoise.run
-from equipoise import Balanced, ILBaseline, Learner, Recipe, RunError, Standard, UsageError, datasets
+import equipoise.runs.run
+from equipoise import Balanced, ILBaseline, Learner, Recipe, RunError, Standard, UsageError
 from equipoise.cli import command, parsed_run
-from equipoise.data import Images
-from equipoise.datasets import Dataset, split
+from equipoise.data import datasets
+from equipoise.data.datasets import Dataset, split
+from equipoise.data.images import Images
 from equipoise.losses import Loss
-from equipoise.run import Plan, Run, prepare, read_result, run, run_name
-from equipoise.store import Store
-from equipoise.watch import Watch
+from equipoise.runs.progress import Watch
+from equipoise.runs.run import Plan, Run, prepare, read_result, run, run_name
+from equipoise.runs.shared_steps import Store
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
@@ -139,7 +140,7 @@ def test_the_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest
     gen = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, DIGITS.test.x.shape, dtype=torch.uint8, generator=gen)
     garbage = replace(DIGITS, test=Images(x, DIGITS.test.y))
-    monkeypatch.setattr(equipoise.run, "load", lambda *_, **__: garbage)
+    monkeypatch.setattr(equipoise.runs.run, "load", lambda *_, **__: garbage)
     again = [run(small(validation=v), tmp_path / f"garbage-{v}", evaluate_every=1) for v in (0.1, 0.0)]
     assert timeless(again[0]) == timeless(results[0])
     assert timeless(again[1]) != timeless(results[1])  # where they are to be looked at, it shows
@@ -180,7 +181,7 @@ def test_steps_are_shared_only_with_runs_that_set_the_same_aside(
     assert run(small(Standard()), tmp_path / "b", store=store)["reused"]["steps"] == [0]
     # Without it the keys are made of what they were made of before: not even its name is in them.
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(equipoise.run, "keys", lambda always, *_: made.append(always) or [])
+    monkeypatch.setattr(equipoise.runs.run, "keys", lambda always, *_: made.append(always) or [])
     for v in (0.0, 0.1):
         prepare(small(validation=v)).keys()
     assert made[1] == {**made[0], "validation": 0.1} and "validation" not in made[0]
@@ -206,7 +207,7 @@ def test_an_older_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Mon
         run(small(), tmp_path)
     result = run(small(validation=0.0), tmp_path)
     older(tmp_path)
-    monkeypatch.setattr("equipoise.stages.fit", None)
+    monkeypatch.setattr("equipoise.learner.step.fit", None)
     assert read_result(tmp_path) == run(small(validation=0.0), tmp_path) == result
     with pytest.raises(RunError, match=r"settings: validation \(there 0.0, here 0.1\);"):
         run(small(), tmp_path)
@@ -242,7 +243,7 @@ def test_no_brightness_is_not_even_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert plans[2].settings["augment"] == {"pad": 1, "flip": False, "brightness": 0.25}
     assert not set(plans[0].keys()) & set(plans[2].keys()) and run_name(plain) != run_name(bright)
     result = run(plain, tmp_path)
-    monkeypatch.setattr("equipoise.stages.fit", None)
+    monkeypatch.setattr("equipoise.learner.step.fit", None)
     assert run(plain, tmp_path) == result
     with pytest.raises(RunError, match=r"settings: brightness \(there 0.0, here 0.25\);"):
         run(bright, tmp_path)

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .augment import Crop
+    from .data.augment import Crop
     from .errors import DataError, EquipoiseError, RunError, UsageError
     from .learner import Learner
     from .losses import Balanced, Meta, Relaxed, Standard
@@ -49,7 +49,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _METHODS = ("bounds", "il_baseline", "lucir", "ncm", "podnet", "slda")
-_HOMES = ("augment", "errors", "learner", "losses", "method", *(f"methods.{name}" for name in _METHODS))
+_HOMES = ("data.augment", "errors", "learner", "losses", "method", *(f"methods.{name}" for name in _METHODS))
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from . import mitigation
-from .data import Images
+from . import remedies
+from .data.images import Images
 from .errors import UsageError, check, check_choice
-from .heads import Head, LinearHead
 from .losses import Loss, Standard
-from .mitigation import HALF, Mitigation, separates
-from .nets import Backbone, Net, Out, ResNet18, ResNet32, SmallNet, scale
-from .setting import later
+from .nets import Net, Out
+from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, scale
+from .nets.heads import Head, LinearHead
+from .remedies import HALF, Mitigation, separates
+from .settings import later
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Method:
     name: ClassVar[str] = ""
     """what it is called at the command line and in records"""
 
-    mitigations: ClassVar[tuple[str, ...]] = mitigation.MITIGATIONS
+    mitigations: ClassVar[tuple[str, ...]] = remedies.MITIGATIONS
     """those it goes with"""
     others: ClassVar[str] = ""
     """why not with others"""
@@ -190,15 +191,15 @@ class Method:
     def classify(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
         """The classification loss of a batch with logits z and labels y: what `loss` and `mitigation` say."""
         if s.t > 0 and self.mitigation == "loss-rescaling":
-            return mitigation.rescaled(z, y, s.n)
+            return remedies.rescaled(z, y, s.n)
         if s.t > 0 and separates(self):
-            return mitigation.separated(z, y, s.n_old, self.separated_mean)
+            return remedies.separated(z, y, s.n_old, self.separated_mean)
         return self.loss(z, y, s)
 
     def check_memory(self, *shares: int) -> None:
         """Refuse a memory that this cannot do with: `shares` are images per old class that will occur."""
         self.loss.check_memory(*shares)
-        mitigation.check(self, *shares)
+        remedies.check(self, *shares)
 
     def backbone(self, shape: tuple[int, int, int]) -> Backbone:
         """The feature extractor for images of shape (channels, height, width)."""
@@ -278,6 +279,6 @@ class Method:
 
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
         """Which images of s.data make one epoch, in which order; the same number in every epoch of a step."""
-        if s.t > 0 and self.mitigation in ("class-oversampling", *mitigation.REPLAYING):
-            return mitigation.epoch(self.mitigation, s, gen, self.old_share)
+        if s.t > 0 and self.mitigation in ("class-oversampling", *remedies.REPLAYING):
+            return remedies.epoch(self.mitigation, s, gen, self.old_share)
         return torch.randperm(len(s.data), generator=gen, device=gen.device)

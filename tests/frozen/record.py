@@ -2,7 +2,7 @@
 
     python tests/frozen/record.py write FILE     records every case into FILE
     python tests/frozen/record.py check FILE     computes every case again and names those that differ
-    python tests/frozen/record.py gpu FOLDER     short CIFAR-100 runs on a GPU, a line for each, with a hash of the logits
+    python tests/frozen/record.py gpu FOLDER     short CIFAR-100 runs on a GPU: a line each, and a hash of its logits
 
 A case is a method, a remedy, a memory and settings; cases that are refused are recorded as refused.
 """
@@ -73,8 +73,8 @@ def made(
     from dataclasses import replace
 
     from equipoise import Balanced, Meta, Relaxed, Standard, methods
-    from equipoise.datasets import SHAPES
-    from equipoise.run import Run
+    from equipoise.data.datasets import SHAPES
+    from equipoise.runs.run import Run
 
     name, remedy, memory, settings = case
     losses = {"standard": Standard, "balanced": Balanced, "relaxed": Relaxed, "meta": Meta}
@@ -95,7 +95,7 @@ def made(
 def computed(case: Case) -> dict[str, Any]:
     """What a case comes to."""
     from equipoise import EquipoiseError
-    from equipoise.run import run
+    from equipoise.runs.run import run
 
     torch.set_num_threads(1)
     try:
@@ -118,8 +118,8 @@ GPU: list[Case] = [
 def on_gpu(case: Case, folder: Path) -> str:
     """A short run on CIFAR-100 on a GPU, in a line."""
     from equipoise import Learner
-    from equipoise.datasets import load
-    from equipoise.run import run
+    from equipoise.data.datasets import load
+    from equipoise.runs.run import run
 
     asked = made(case, "cifar100", "cuda", epochs=8, base=50, steps=5)
     place = folder / name_of(case).replace(" ", "_").replace("=", "-")

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..data.memory import EVERYTHING
 from ..errors import UsageError
 from ..losses import Standard
-from ..memory import EVERYTHING
 from ..method import Method, Out, Step
 from .il_baseline import ILBaseline
 

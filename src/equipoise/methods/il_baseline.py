@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import check, check_choice
 from ..losses import distillation
 from ..method import Method, Out, Step
-from ..setting import later
+from ..settings import later
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data import class_sums
+from ..data.images import class_sums
 from ..errors import UsageError, check, check_choice
-from ..heads import CosineHead, Head
 from ..losses import Standard, margin_ranking
 from ..method import Method, Out, Recipe, Refit, Step
-from ..nets import Backbone, ResNet18, ResNet32, SmallNet, scale
-from ..setting import later
+from ..nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, scale
+from ..nets.heads import CosineHead, Head
+from ..settings import later
 
 
 @dataclass(frozen=True)

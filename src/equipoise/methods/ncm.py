@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data import class_sums
+from ..data.images import class_sums
 from ..method import Method, Out, Step
-from ..setting import later
+from ..settings import later
 from .il_baseline import ILBaseline
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import check, check_choice
-from ..heads import Head, ProxyHead
 from ..losses import Balanced, Standard, nca, pooled_distance, printed_distance
 from ..method import Method, Out, Recipe, Refit, Step
-from ..nets import Backbone, HalfLinearTrunk, LinearTrunk, SmallNet, scale
-from ..setting import later
+from ..nets.backbones import Backbone, HalfLinearTrunk, LinearTrunk, SmallNet, scale
+from ..nets.heads import Head, ProxyHead
+from ..settings import later
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..data import class_sums
+from ..data.images import class_sums
 from ..errors import check
 from ..method import Method, Out, Step
 from .il_baseline import ILBaseline

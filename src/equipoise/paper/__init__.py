@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from ..datasets import SHAPES
+from ..data.datasets import SHAPES
 from ..errors import unknown
 from .beyond import batches, bounds, costs, separated
 from .cells import DATASETS, METRICS, ROWS, Cell, Column, Row, Table, cifar

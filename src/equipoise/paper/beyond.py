@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..datasets import SHAPES
+from ..data.datasets import SHAPES
 from ..losses import Balanced, Meta
 from ..methods.bounds import FineTuning, Joint
 from ..methods.il_baseline import ILBaseline

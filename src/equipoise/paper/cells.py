@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..datasets import PLANNED, SHAPES
+from ..data.datasets import PLANNED, SHAPES
 from ..losses import Balanced, Meta, Relaxed, Standard
 from ..method import Method, Recipe
 from ..methods.il_baseline import ILBaseline
@@ -14,7 +14,7 @@ from ..methods.lucir import LUCIR
 from ..methods.ncm import NCM
 from ..methods.podnet import PODNet
 from ..methods.slda import SLDA
-from ..run import Run
+from ..runs.run import Run
 
 METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "average": lambda result: result["average_incremental_accuracy"],

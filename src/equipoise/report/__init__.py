@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import paper
-from ..checkpoint import write_file
-from ..compare import FilledRow, fill, recorded
 from ..errors import DataError
+from ..files import write_file
 from ..paper import Table
+from ..paper.match import FilledRow, fill, recorded
 from . import costs, tables
 from .collect import DATASETS, collected
 from .page import page

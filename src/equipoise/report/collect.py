@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, paper
-from ..compare import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
-from ..datasets import SHAPES
+from ..data.datasets import SHAPES
 from ..errors import EquipoiseError
-from ..folder import Result, flat_settings
 from ..paper import Table
-from ..run import Run, run_from
-from ..setting import changed
-from ..show import label, protocol, reuse_words
-from ..words import command
+from ..paper.match import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
+from ..runs.command import command
+from ..runs.folder import Result, flat_settings
+from ..runs.run import Run, run_from
+from ..settings import changed
 from .costs import costs, machine
 from .tables import WHY_JOINED, explain_joined
+from .terminal import label, protocol, reuse_words
 
 Figure = dict[str, Any]
 """`lines`: series of numbers over x; `confusion`: runs whose matrices are shown. See `page.py` for the fields"""

@@ -10,10 +10,10 @@ from typing import Any
 from rich import box
 from rich.table import Table as Rich
 
-from ..compare import FilledRow
-from ..datasets import SHAPES
-from ..folder import Result
+from ..data.datasets import SHAPES
 from ..paper import Cell, Table
+from ..paper.match import FilledRow
+from ..runs.folder import Result
 from .tables import detailed, escaped
 
 COLUMNS = (

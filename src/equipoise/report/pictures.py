@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..figures import COLOURS, confusions, plt, written
-from ..folder import Result
+from ..runs.folder import Result
+from .figures import COLOURS, confusions, plt, written
 
 
 def picture(figure: Mapping[str, Any], results: Mapping[str, Result], path: Path) -> Path:

@@ -13,9 +13,9 @@ from rich import box
 from rich.table import Table as Rich
 from rich.text import Text
 
-from ..compare import Filled, FilledRow
 from ..paper import Column, Table
-from ..show import mean_and_deviation
+from ..paper.match import Filled, FilledRow
+from .terminal import mean_and_deviation
 
 COLOURS = {"close": "green", "better": "cyan", "near": "yellow", "off": "red", "measured": ""}
 """how far a cell is from the paper's"""

@@ -1,0 +1,192 @@
+"""The button: which runs the paper's tables take, which of them are recorded, and doing those that are not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Rich
+
+from .. import paper
+from ..errors import RunError, UsageError, unknown
+from ..paper import Table
+from ..paper.match import NONE, Records, fill, lacking, missing, recorded, wanted
+from ..report import costs
+from ..report import tables as written
+from ..runs import estimate, queue
+from ..runs.command import command
+from ..runs.progress import duration
+from ..runs.queue_progress import QueueWatch
+from ..runs.run import Run
+from ..runs.run import run as do
+from ..runs.workers import Local
+
+FORMATS = {"markdown": written.markdown, "latex": written.latex}
+COSTS = {"markdown": costs.markdown, "latex": costs.latex, "csv": costs.comma_separated}
+
+
+def say(words: str) -> None:
+    """Tell a person what takes so long, beside the output."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def chosen(names: Sequence[str], dataset: str | None, rows: str | None) -> list[Table]:
+    """The tables of these names, all if none are named: of one data set, or of rows whose names hold these words."""
+    tables = [paper.table(name) for name in names] if names else paper.tables()
+    if dataset is not None:
+        if dataset not in paper.DATASETS:
+            raise unknown("data set", dataset, paper.DATASETS)
+        tables = [paper.rehearsed(table) if dataset == "digits" else table.on(dataset) for table in tables]
+    if rows is not None:
+        known = list(dict.fromkeys(row.name for table in tables for row in table.rows))
+        meant = rows_meant(rows, known)
+        tables = [replace(table, rows=tuple(row for row in table.rows if row.name in meant)) for table in tables]
+    tables = [table for table in tables if table.rows]
+    if not tables:
+        raise UsageError(f"{' and '.join(names) or 'the paper'} has nothing on {dataset}: leave out --dataset")
+    return tables
+
+
+def rows_meant(said: str, known: Sequence[str]) -> set[str]:
+    """The rows that are meant: one by its whole name, which may hold a comma, or by words, separated by commas.
+
+    A word is a whole name, or else a part of names, or a pattern such as podnet*.
+    """
+    names = {name.lower(): name for name in known}
+    if said.strip().lower() in names:
+        return {names[said.strip().lower()]}
+    meant: set[str] = set()
+    for word in filter(None, (part.strip().lower() for part in said.split(","))):
+        alike = (name for low, name in names.items() if word in low or fnmatchcase(low, word))
+        found = {names[word]} if word in names else set(alike)
+        if not found:
+            raise unknown("row", word, known)
+        meant |= found
+    if not meant:
+        raise UsageError(f"--rows {said!r} names no row; there is: {'; '.join(known)}")
+    return meant
+
+
+def needed(tables: Sequence[Table]) -> list[str]:
+    """Data sets that these tables need and that cannot be loaded."""
+    runs = [cell.run for table in tables for row in table.rows for cell in row.cells if cell.run is not None]
+    return sorted({name for run in runs if (name := lacking(run)) is not None})
+
+
+def results_in(folder: Path) -> Records:
+    """What is recorded there; nothing if the folder is not there yet."""
+    return recorded(folder) if folder.exists() else NONE
+
+
+def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
+    """What there is: tables and figures, their runs, and how long those that are missing would take on a device."""
+    records = results_in(folder)
+    made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {seeds} seed(s) of each run")
+    for name in ("name", "what", "runs", "recorded", "missing", "one at a time", "not here"):
+        made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
+    for table in tables:
+        runs = wanted([table], seeds)
+        left = missing(runs, records, table.alone)
+        took = "–"
+        if left and device is not None:
+            took = duration(estimate.estimate(with_device(left, device), say, shared=not table.alone).seconds)
+        counts = (len(runs), len(runs) - len(left), len(left))
+        others = {cell.run for row in table.rows for cell in row.cells if cell.run and lacking(cell.run)}
+        needs = f"{len(others) * seeds} runs need {' and '.join(needed([table]))}" if others else ""
+        made.add_row(table.id, table.caption, *map(str, counts), took, needs)
+    console.print(made)
+
+
+def with_device(runs: Sequence[Run], device: str) -> list[Run]:
+    """The same runs on that device."""
+    return [replace(run, device=device) for run in runs]
+
+
+def left_of(tables: Sequence[Table], records: Records, seeds: int, device: str, alone: bool) -> list[Run]:
+    """The runs that are missing of the tables whose runs are timed `alone`, or of the others."""
+    own = [table for table in tables if table.alone == alone]
+    return with_device(missing(wanted(own, seeds), records, alone), device)
+
+
+def plan(tables: Sequence[Table], folder: Path, seeds: int, device: str, console: Console) -> None:
+    """Say which runs are missing, and what they would take."""
+    records = results_in(folder)
+    count, seconds, mib = 0, 0.0, 0.0
+    for alone in (False, True):
+        runs = left_of(tables, records, seeds, device, alone)
+        for asked in sorted(runs, key=lambda run: -sum(estimate.images_of(run))):
+            took = estimate.estimate([asked], say)
+            images = sum(estimate.images_of(asked))
+            words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
+            console.print(f"{command(asked)}  # {words}", highlight=False, soft_wrap=True)
+        took = estimate.estimate(runs, say, shared=not alone)
+        count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
+    if count:
+        words = f"{count} run(s), {duration(seconds)} one after the other, at this speed"
+        console.print(f"{words}; up to {mib:,.0f} MiB a run", highlight=False, soft_wrap=True)
+    else:
+        console.print("nothing is missing of what can be run here")
+
+
+def reproduce(
+    tables: Sequence[Table], folder: Path, seeds: int, device: str, on: Local, console: Console
+) -> list[queue.Job]:
+    """Do the runs that are missing; those that are timed one at a time, after the others, with nothing reused."""
+    records = results_in(folder)
+    done: list[queue.Job] = []
+    for alone in (False, True):
+        runs = left_of(tables, records, seeds, device, alone)
+        here = replace(on, workers=1, store=None) if alone else on
+        jobs: list[queue.Job] = []
+        for dataset in dict.fromkeys(run.dataset for run in runs):
+            parent = folder / ("alone" if alone else dataset)
+            jobs += queue.planned([run for run in runs if run.dataset == dataset], parent, on.data)
+        jobs = queue.longest_first(jobs)
+        if jobs:
+            with QueueWatch(console, jobs, shared=here.store is not None) as watch:
+                queue.map(do, jobs, here, watch.tell)
+        done += jobs
+    return done
+
+
+def print_tables(
+    tables: Sequence[Table], folder: Path, seeds: int | None, form: str, commands: bool, console: Console
+) -> None:
+    """Measured and published side by side: for the terminal, or in a format for elsewhere."""
+    records = results_in(folder)
+    for i, table in enumerate(tables):
+        filled = fill(table, records, seeds)
+        if table.alone:
+            print_costs(costs.costs(table, filled), form, commands, console)
+        elif form == "csv":
+            print(written.comma_separated(table, filled, head=i == 0), end="")
+        elif form != "terminal":
+            print(FORMATS[form](table, filled, commands))
+        else:
+            console.print(written.titled(table, filled), soft_wrap=True, highlight=False)
+            console.print(written.terminal(filled))
+            for line in written.commands_of(filled) if commands else ():
+                console.print(line, soft_wrap=True, highlight=False)
+
+
+def print_costs(made: costs.Costs, form: str, commands: bool, console: Console) -> None:
+    """The table of costs, which holds seconds and no accuracies."""
+    if form == "terminal":
+        console.print(f"{made['title']}. {made['caption']}", soft_wrap=True, highlight=False)
+        console.print(costs.terminal(made))
+        for line in made["commands"] if commands else ():
+            console.print(line, soft_wrap=True, highlight=False)
+    else:
+        print(COSTS[form](made, commands))
+
+
+def refuse_what_needs(tables: Sequence[Table]) -> None:
+    """Say which data sets would be needed for the rest."""
+    lacking = needed(tables)
+    if lacking:
+        raise RunError(f"this version cannot load {' and '.join(lacking)}: the cells that need it are left empty")

@@ -1,0 +1,1 @@
+"""Images: data sets, the order of the classes, augmentation, exemplars."""

@@ -1,0 +1,61 @@
+"""Labelled images on a device, and sums over them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled images, whole and on one device: `x` is uint8 (n, channels, height, width), `y` int64 (n,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, which: Tensor) -> Images:
+        return Images(self.x[which], self.y[which])
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same images on another device."""
+        return Images(self.x.to(device), self.y.to(device))
+
+    def of(self, first: int, last: int) -> Images:
+        """The images of the classes first, ..., last - 1."""
+        return self[(self.y >= first) & (self.y < last)]
+
+    def fingerprint(self) -> str:
+        """A hash of every pixel and label: equal only for equal data in equal order."""
+        h = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
+        h.update(self.x.contiguous().cpu().numpy().data)
+        h.update(self.y.contiguous().cpu().numpy().data)
+        return h.hexdigest()
+
+
+def join(a: Images, b: Images) -> Images:
+    """The images of a, then those of b."""
+    return Images(torch.cat([a.x, b.x]), torch.cat([a.y, b.y]))
+
+
+def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of uint8 images, in units of pixel values.
+
+    From a histogram: exact, the same on every device, and without a float copy of all images.
+    """
+    levels = torch.arange(256, dtype=torch.float64)
+    counts = [torch.bincount(x[:, c].flatten(), minlength=256).cpu().double() for c in range(x.shape[1])]
+    p = torch.stack(counts) / counts[0].sum()
+    mean = p @ levels
+    std = ((p @ levels**2) - mean**2).clamp_min(0).sqrt()
+    return mean, torch.where(std > 0, std, 1.0)  # a channel of one colour carries nothing: it becomes 0
+
+
+def class_sums(h: Tensor, y: Tensor, classes: int) -> Tensor:
+    """The sum of the features of each class; added up in a fixed order, as `index_add` on a GPU does not."""
+    return torch.stack([h[y == c].sum(0) for c in range(classes)])

@@ -1,0 +1,111 @@
+"""The exemplars: how many may be kept, which ones, and in which order they are given up.
+
+A memory is `Images` sorted by class, best exemplar first: giving some up keeps a prefix of each class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import UsageError
+from .images import Images, join
+
+EVERYTHING = 10**12
+"""more images than any class has"""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be kept: so many images of every class (it grows with the classes), or so many in all."""
+
+    per_class: int = 0
+    """images of every class, where there is no total"""
+    total: int | None = None
+    """images in all"""
+
+    @classmethod
+    def parse(cls, text: str | int) -> Budget:
+        """`20`: of every class; `total:2000`: in all, in equal shares; `0`: nothing; `all`: everything."""
+        word = str(text).strip()
+        if word == "all":
+            return cls(per_class=EVERYTHING)
+        number = word.removeprefix("total:")
+        if not number.isdecimal() or len(number) > 12:
+            raise UsageError(f"memory must be a number such as 20 (of every class), total:2000, 0 or all, not {word!r}")
+        return cls(total=int(number)) if word != number else cls(per_class=int(number))
+
+    def share(self, classes: int) -> int:
+        """Images of each class that fit when there are that many classes (a budget's remainder stays unused)."""
+        return self.per_class if self.total is None else self.total // max(1, classes)
+
+    def __str__(self) -> str:
+        if self.per_class == EVERYTHING:
+            return "all"
+        return str(self.per_class) if self.total is None else f"total:{self.total}"
+
+
+def ranks(y: Tensor) -> Tensor:
+    """The place of each image among those of its class, counted from 0, for y sorted by class."""
+    _, counts = torch.unique_consecutive(y, return_counts=True)
+    starts = counts.cumsum(0) - counts
+    places: Tensor = torch.arange(len(y), device=y.device) - starts.repeat_interleave(counts)
+    return places
+
+
+def keep(memory: Images, m: int) -> Images:
+    """The first m exemplars of every class."""
+    return memory[ranks(memory.y) < m]
+
+
+def herding(h: Tensor, y: Tensor, m: int) -> Tensor:
+    """The first m exemplars of every class by herding (Welling, 2009), as iCaRL uses it: indices, class by class.
+
+    Features are L2-normalised; the k-th exemplar is the image, not yet chosen, that brings the mean of the
+    chosen ones nearest to the mean μ of the class: argmin_x ‖μ − (x + Σ chosen) / k‖. All classes at once, in
+    float64, so that rounding does not choose differently on another device.
+    """
+    order = torch.argsort(y, stable=True)
+    _, counts = torch.unique_consecutive(y[order], return_counts=True)
+    classes = torch.arange(len(counts), device=y.device)
+    row, column = classes.repeat_interleave(counts), ranks(y[order])
+    table = order.new_zeros(len(counts), int(counts.max())).index_put((row, column), order)
+    free = torch.zeros_like(table, dtype=torch.bool).index_put((row, column), torch.ones_like(row).bool())
+
+    D = F.normalize(h.double(), dim=1)[table] * free[..., None]
+    mu = D.sum(1) / counts[:, None]
+    chosen_sum = torch.zeros_like(mu)
+    picks = []
+    for k in range(1, min(m, table.shape[1]) + 1):
+        distance = (mu[:, None] - (chosen_sum[:, None] + D) / k).norm(dim=2).masked_fill(~free, torch.inf)
+        i = distance.argmin(1)
+        free[classes, i] = False
+        chosen_sum += D[classes, i]
+        picks.append(table[classes, i])
+    if not picks:
+        return order[:0]
+    ranked = torch.stack(picks, 1)
+    return ranked[torch.arange(ranked.shape[1], device=y.device) < counts[:, None]]  # small classes ran out
+
+
+def at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:
+    """m images of every class, drawn without replacement: indices, class by class."""
+    shuffled = torch.randperm(len(y), generator=gen, device=gen.device).to(y.device)
+    order = shuffled[torch.argsort(y[shuffled], stable=True)]
+    return order[ranks(y[order]) < m]
+
+
+def hold_out(images: Images, h: int, gen: torch.Generator) -> tuple[Images, Images]:
+    """The images without h of every class, drawn at random, and those: Algorithm 1's D_t and B_t."""
+    which = at_random(images.y, h, gen)
+    held = torch.zeros(len(images), dtype=torch.bool, device=images.y.device)
+    held[which] = True
+    return images[~held], images[which]
+
+
+def update(memory: Images | None, new: Images, m: int) -> Images:
+    """The memory after a step: m of every old class, then the new exemplars, which come class by class."""
+    return keep(new if memory is None else join(memory, new), m)

@@ -1,0 +1,66 @@
+"""The order of the classes, and how they are cut into steps."""
+
+from __future__ import annotations
+
+import numbers
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError, UsageError
+
+
+def class_order(order: str, classes: int) -> list[int]:
+    """The order in which the classes are learned.
+
+    `order` is a seed for NumPy's legacy generator (1993 is what this field uses), `natural`, or a file that
+    lists every label once, separated by white space or commas.
+    """
+    order = str(order)
+    if order == "natural":
+        return list(range(classes))
+    if order.isascii() and order.isdecimal():
+        if len(order) > 10 or int(order) >= 2**32:
+            raise UsageError("the order's seed must be below 2**32")
+        ids = np.arange(classes)
+        np.random.RandomState(int(order)).shuffle(ids)
+        return [int(i) for i in ids]
+    path = Path(order)
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):  # too long, or a character that no name may have
+        found = False
+    if not found:
+        raise UsageError(f"--order {order[:100]}: neither a seed, nor 'natural', nor a file")
+    words = path.read_text(errors="replace").replace(",", " ").split()
+    if not all(w.isdecimal() for w in words):
+        raise DataError(f"{order} must hold whole numbers only, separated by white space or commas")
+    ids_in_file = [int(w) for w in words]
+    if sorted(ids_in_file) != list(range(classes)):
+        raise DataError(f"{order} must list each of the labels 0 to {classes - 1} once; it has {len(words)} numbers")
+    return ids_in_file
+
+
+def step_sizes(classes: int, base: int, steps: int | None, increment: int | None) -> tuple[int, ...]:
+    """How many classes each step brings: the base step's, then the others', all of them equal."""
+    for name, value in (("base", base), ("steps", steps), ("increment", increment)):
+        if value is not None and not isinstance(value, numbers.Integral):
+            raise UsageError(f"--{name} must be a whole number, not {value!r}")
+    if not 2 <= base < classes:
+        raise UsageError(
+            f"--base {base} must be from 2 to {classes - 1}: there are {classes} classes to learn, in steps"
+        )
+    rest = classes - base
+    for name, value in (("steps", steps), ("increment", increment)):
+        if value is not None and (value < 1 or rest % value):
+            fits = ", ".join(str(k) for k in range(1, rest + 1) if rest % k == 0)
+            raise UsageError(
+                f"--{name} {value} does not divide the {rest} classes left after the base step; what does: {fits}"
+            )
+    if steps is None:
+        if increment is None:
+            raise UsageError("say how the classes after the base step come: --steps or --increment")
+        steps = rest // increment
+    elif increment is not None and steps * increment != rest:
+        raise UsageError(f"--steps {steps} and --increment {increment} disagree: {rest} classes are left; give one")
+    return (base,) + (rest // steps,) * steps

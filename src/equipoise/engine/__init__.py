@@ -1,0 +1,1 @@
+"""The only training loop, and the ways in which its steps are launched."""

@@ -1,0 +1,73 @@
+"""Where training is computed, and how exactly: a device, a precision, an engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from ..errors import RunError, UsageError
+from .cuda_graph import ENGINES, Engine
+
+
+def resolve_device(name: str) -> torch.device:
+    """auto, cpu or cuda as a device; a GPU that is not there is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"device must be auto, cpu or cuda, not {name!r}")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device must be auto, cpu or cuda, not {name!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RunError(f"device {name} is not there: torch finds {torch.cuda.device_count()} GPU(s); use --device cpu")
+    return device
+
+
+def resolve_precision(name: str, device: torch.device) -> bool:
+    """Whether to compute in bf16: auto does so on a GPU that has it."""
+    if name not in ("auto", "fp32", "bf16"):
+        raise UsageError(f"precision must be auto, fp32 or bf16, not {name!r}")
+    return name == "bf16" or (name == "auto" and device.type == "cuda" and _has_bf16(device))
+
+
+def _has_bf16(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def resolve_engine(name: str, device: torch.device) -> Engine:
+    """How training steps are launched: auto is the fastest there is, which is the first of ENGINES on a GPU."""
+    if name == "auto":
+        return ENGINES[0] if device.type == "cuda" else "eager"
+    if name not in ENGINES:
+        raise UsageError(f"engine must be auto, {', '.join(ENGINES)}, not {name!r}")
+    if name != "eager" and device.type != "cuda":
+        raise UsageError(f"engine {name} needs a GPU: use auto or eager")
+    return name
+
+
+@contextlib.contextmanager
+def working_on(device: torch.device, tuned: bool = True) -> Iterator[None]:
+    """On a GPU: the chosen one, and fp32 that is fp32, not TF32; `tuned` tries which convolutions are fastest."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    tried = cudnn.benchmark
+    try:
+        allowed = cudnn.allow_tf32, matmul.allow_tf32
+    except RuntimeError:  # whoever set precisions by torch's newer names has decided
+        allowed = None
+    try:
+        cudnn.benchmark = tuned  # which takes seconds, and pays only where much is computed
+        if allowed is not None:
+            cudnn.allow_tf32 = matmul.allow_tf32 = False
+        with torch.cuda.device(device):
+            yield
+    finally:
+        cudnn.benchmark = tried
+        if allowed is not None:
+            cudnn.allow_tf32, matmul.allow_tf32 = allowed

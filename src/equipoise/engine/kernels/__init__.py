@@ -1,0 +1,1 @@
+"""Our own kernels for residual nets on a GPU."""

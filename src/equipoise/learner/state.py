@@ -1,0 +1,154 @@
+"""What a learner knows, and how that becomes tensors and JSON and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.images import Images
+from ..engine.train import Position
+from ..errors import EquipoiseError
+from ..method import Method
+from ..nets import Net
+from ..randomness import generator
+
+
+@dataclass
+class State:
+    """What a learner knows after a step, or in one: everything that the next step depends on."""
+
+    net: Net | None = None
+    classes: list[Hashable] = field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+    """classes of each step"""
+    shape: tuple[int, int, int] | None = None
+    """of an image: channels, height, width"""
+    exemplars: Images | None = None
+    """the memory; labels are positions in `classes`"""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """what is learned besides the net (Meta's α, during a step)"""
+    alphas: list[float | None] = field(default_factory=list)
+    """the last α of each step"""
+
+
+@dataclass
+class Live:
+    """A step under way: the state it is leading to, how far it is, and the data it is about."""
+
+    state: State
+    at: Position
+    data: str
+    """fingerprint of the images and labels"""
+
+
+def new_net(method: Method, shape: tuple[int, int, int], mean: Tensor, std: Tensor, gen: torch.Generator) -> Net:
+    """A net of the method for images of that shape, with fresh weights and no classes."""
+    # Modules draw their first weights from the global generator; it is left as it was.
+    with torch.random.fork_rng(devices=[]):
+        backbone = method.backbone(shape)
+        head = method.head(backbone.width)
+    backbone.initialise(gen)
+    return Net(backbone, head, mean, std)
+
+
+def place(net: Net, device: torch.device) -> Net:
+    """The net on its device; on a GPU with channels last in memory, where bf16 convolutions are fastest."""
+    net.to(device)
+    if device.type == "cuda":
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net
+
+
+def pack(state: State, live: Live | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by name, and the rest as JSON."""
+    tensors: dict[str, Tensor] = {}
+    if state.exemplars is not None:
+        tensors |= {"memory.x": state.exemplars.x, "memory.y": state.exemplars.y}
+    info: dict[str, Any] = {"state": _pack("", state, tensors)}
+    if live is not None:  # its memory is the one above: a step changes it only when it ends
+        tensors |= {f"momentum.{k}": v for k, v in live.at.momentum.items()}
+        info["live"] = {
+            "state": _pack("live.", live.state, tensors),
+            "epoch": live.at.epoch,
+            "seconds": live.at.seconds,
+            "data": live.data,
+        }
+    return tensors, info
+
+
+def unpack(
+    tensors: dict[str, Tensor], info: dict[str, Any], method: Method, device: torch.device
+) -> tuple[State, Live | None]:
+    """The inverse of `pack`, on a device."""
+    tensors = {k: v.to(device) for k, v in tensors.items()}
+    state = _unpack("", info["state"], tensors, method, device)
+    if "live" not in info:
+        return state, None
+    coming = _unpack("live.", info["live"]["state"], tensors, method, device)
+    assert coming.net is not None
+    coming.net.requires_grad_(True)
+    # Copied into tensors like the weights, so that both are laid out in memory alike.
+    momentum = {
+        k: torch.zeros_like(w).copy_(tensors[f"momentum.{k}"])
+        for k, w in coming.net.named_parameters()
+        if f"momentum.{k}" in tensors
+    }
+    position = Position(momentum, int(info["live"]["epoch"]), float(info["live"]["seconds"]))
+    return state, Live(coming, position, info["live"]["data"])
+
+
+def _pack(prefix: str, state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if state.net is not None:
+        tensors |= {f"{prefix}net.{k}": v for k, v in state.net.state_dict().items()}
+    tensors |= {f"{prefix}extra.{k}": v for k, v in state.extra.items()}
+    return {
+        "classes": [_to_json(c) for c in state.classes],
+        "sizes": list(state.sizes),
+        "shape": state.shape,
+        "alphas": state.alphas,
+    }
+
+
+def _unpack(
+    prefix: str, plain: dict[str, Any], tensors: dict[str, Tensor], method: Method, device: torch.device
+) -> State:
+    if not plain["sizes"]:
+        return State()
+    channels, height, width = plain["shape"]
+    shape = (channels, height, width)
+    classes = [_from_json(c) for c in plain["classes"]]
+    weights = _under(f"{prefix}net.", tensors)
+    net = new_net(method, shape, weights["mean"], weights["std"], generator(0))
+    net.head.widen(len(classes), generator(0))
+    net = place(net, device)
+    net.load_state_dict(weights)
+    net.eval().requires_grad_(False)
+    none = Images(torch.empty(0, *shape, dtype=torch.uint8, device=device), torch.empty(0).long().to(device))
+    exemplars = Images(tensors.get("memory.x", none.x), tensors.get("memory.y", none.y))
+    extra = _under(f"{prefix}extra.", tensors)
+    return State(net, classes, tuple(plain["sizes"]), shape, exemplars, extra, list(plain["alphas"]))
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _to_json(label: Hashable) -> Any:
+    if isinstance(label, tuple):
+        return {"tuple": [_to_json(part) for part in label]}
+    if isinstance(label, float) and not math.isfinite(label):
+        return {"float": repr(label)}  # JSON has no infinity
+    if label is None or isinstance(label, (str, int, float)):
+        return label
+    raise EquipoiseError(f"a label of type {type(label).__name__} cannot be saved: use strings, numbers or tuples")
+
+
+def _from_json(plain: Any) -> Hashable:
+    if not isinstance(plain, dict):
+        return plain  # type: ignore[no-any-return]
+    return float(plain["float"]) if "float" in plain else tuple(_from_json(part) for part in plain["tuple"])

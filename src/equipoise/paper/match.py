@@ -1,0 +1,212 @@
+"""Measured beside published: which records fill which cells of the paper, and how far apart the two numbers are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..data.datasets import COUNTS, SHAPES
+from ..errors import EquipoiseError
+from ..learner.record import digest
+from ..losses import Standard
+from ..runs.command import command
+from ..runs.folder import Result, check_there, read_result
+from ..runs.run import Run, asked, run_from
+from . import METRICS, Cell, Row, Table
+
+ONE, SEVERAL = 1.5, 1.0
+"""points that one or two seeds may be off, and the mean of three or more"""
+
+
+class Found(NamedTuple):
+    """A record, and where it lies below the folder of all records."""
+
+    id: str
+    result: Result
+
+
+class Records(NamedTuple):
+    """All results of a folder."""
+
+    found: list[Found]
+    """in the order of their names"""
+    by_run: dict[str, dict[int, Found]]
+    """by what was asked for, then by seed: those that a cell of the paper could be"""
+
+
+NONE = Records([], {})
+
+
+def key(run: Run) -> str:
+    """Equal for runs that differ in the seed only, or in what does not change a result: device, precision, engine."""
+    settings = asked(run, len(COUNTS[run.dataset]), SHAPES[run.dataset])
+    return digest([{k: v for k, v in settings.items() if k != "seed"}, run.brightness])
+
+
+def lacking(run: Run) -> str | None:
+    """The data set that a run needs and that cannot be loaded; the subset is taken from the whole of ImageNet."""
+    return None if run.dataset in SHAPES else run.dataset.removesuffix("-subset")
+
+
+def recorded(folder: Path) -> Records:
+    """All results below a folder. Of two with the same settings and seed, one that reused nothing counts, which may
+    be a timing, or else the first by name."""
+    check_there(folder, "one that holds the folders of runs")
+    records = Records([], {})
+    for path in sorted(folder.rglob("result.json")):
+        found = Found(path.parent.relative_to(folder).as_posix(), read_result(path.parent))
+        records.found.append(found)
+        with contextlib.suppress(EquipoiseError):  # a method or a protocol that is not ours: no cell of the paper
+            run = run_from(found.result["run"])
+            if run.dataset in SHAPES:
+                by_seed = records.by_run.setdefault(key(run), {})
+                kept = by_seed.setdefault(run.seed, found)
+                if kept.result.get("reused") and not found.result.get("reused"):
+                    by_seed[run.seed] = found
+    return records
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A cell of the paper with what was measured for it."""
+
+    cell: Cell
+    found: tuple[Found, ...]
+    """a record for each seed"""
+    quoted: bool = False
+    joined: bool = False
+    """measured with joined batches: with short ones, which the cell asks for, there is no record yet"""
+
+    @property
+    def values(self) -> list[float]:
+        """What was measured, seed by seed."""
+        return [METRICS[self.cell.metric](one.result) for one in self.found]
+
+    @property
+    def ours(self) -> float | None:
+        """Mean over the seeds."""
+        return float(np.mean(self.values)) if self.found else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample deviation over the seeds."""
+        return float(np.std(self.values, ddof=1)) if len(self.found) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.ours is None or self.cell.paper is None else self.ours - self.cell.paper
+
+    @property
+    def needs(self) -> str | None:
+        """The data set that it takes and that this version cannot load."""
+        return None if self.cell.run is None else lacking(self.cell.run)
+
+    @property
+    def state(self) -> str:
+        """How it stands: `close` is within what its seeds allow, `near` within twice as much, `off` beyond.
+
+        `better` is beyond on the good side, which is welcome, except in rows without a remedy: there it points to
+        another protocol.
+        """
+        if self.quoted:
+            return "quoted"
+        if self.cell.run is None:
+            return "none"
+        if self.needs:
+            return "needs data"
+        if not self.found:
+            return "missing"
+        if self.difference is None:
+            return "measured"
+        allowed = SEVERAL if len(self.found) > 2 else ONE
+        method = self.cell.run.method
+        remedied = not isinstance(method.loss, Standard) or method.mitigation != "none"
+        remedied &= self.cell.metric not in ("final base", "final new")  # one is paid for with the other
+        if abs(self.difference) <= allowed:
+            return "close"
+        if self.difference > 0 and remedied:
+            return "better"
+        return "near" if abs(self.difference) <= 2 * allowed else "off"
+
+    @property
+    def last(self) -> str | None:
+        """What ended the epochs of its records, or would end those of its run: joined or short batches."""
+        if self.cell.run is None:
+            return None
+        return "short" if join_batches(self.cell.run) and not self.joined else "joined"
+
+    @property
+    def command(self) -> str | None:
+        """What measures it."""
+        return None if self.cell.run is None else command(self.cell.run)
+
+
+class FilledRow(NamedTuple):
+    """A row of the paper with what was measured."""
+
+    row: Row
+    cells: tuple[Filled, ...]
+
+
+def fill(table: Table, records: Records, seeds: int | None = None) -> list[FilledRow]:
+    """Every cell with its records: of the seeds from 0 below `seeds`, or of all there are.
+
+    Where a run with short batches has none, those of the same run with joined batches stand in, unless the row has a
+    cell for these too, or the table is of timings.
+    """
+
+    def find(run: Run) -> tuple[Found, ...]:
+        by_seed = fitting(run, records, table.alone)
+        return tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds)
+
+    def one(cell: Cell, row: Row) -> Filled:
+        if cell.run is None or cell.run.dataset not in SHAPES:
+            return Filled(cell, (), row.quoted)
+        found, joined = find(cell.run), join_batches(cell.run)
+        if found or joined is None or table.alone or key(joined) in map(key, runs_in(row)):
+            return Filled(cell, found, row.quoted)
+        found = find(joined)
+        return Filled(cell, found, row.quoted, joined=bool(found))
+
+    return [FilledRow(row, tuple(one(cell, row) for cell in row.cells)) for row in table.rows]
+
+
+def runs_in(row: Row) -> Iterator[Run]:
+    """The runs of a row's cells that can be had here."""
+    return (cell.run for cell in row.cells if cell.run is not None and cell.run.dataset in SHAPES)
+
+
+def join_batches(run: Run) -> Run | None:
+    """The same run with joined batches, if its epochs end with short ones."""
+    if run.recipe is None or run.recipe.last != "short":
+        return None
+    return replace(run, recipe=replace(run.recipe, last="joined"))
+
+
+def fitting(run: Run, records: Records, alone: bool) -> dict[int, Found]:
+    """The records of a run by seed; where runs are timed, those that reused nothing."""
+    found = records.by_run.get(key(run), {})
+    return {seed: one for seed, one in found.items() if not (alone and one.result.get("reused"))}
+
+
+def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
+    """The runs behind all cells that can be had here, each once, for so many seeds."""
+
+    def each() -> Iterator[Run]:
+        for table in tables:
+            for row in table.rows:
+                for run in runs_in(row):
+                    yield from (replace(run, seed=seed) for seed in range(seeds))
+
+    return list({(key(run), run.seed): run for run in each()}.values())
+
+
+def missing(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:
+    """Those of which there is no record; where they are timed, none that reused nothing."""
+    return [run for run in runs if run.seed not in fitting(run, records, alone)]

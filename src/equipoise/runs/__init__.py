@@ -1,0 +1,1 @@
+"""One run or many, from settings to `result.json`."""

@@ -1,0 +1,195 @@
+"""Who is told of a run's progress: nobody, a log of plain lines, or a live display in a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from torch import Tensor
+
+from ..engine.train import Epoch
+
+
+class Watch:
+    """Told of everything, says nothing. What it knows of the time left is here for those who say it."""
+
+    def begin(self, settings: dict[str, Any], images: Sequence[int]) -> None:
+        """A run begins or goes on; `images` is how many each step trains on, over all epochs."""
+        self.images = list(images)
+        self.epochs: int = settings["recipe"]["epochs"]
+
+    def before(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
+        """These epochs and steps are done: from an earlier attempt, or taken over from another run."""
+
+    def say(self, text: str) -> None:
+        """Something the user should know."""
+
+    def reused(self, t: int, seconds: float) -> None:
+        """Steps up to t came from the store; they had taken so long."""
+
+    def tick(self, t: int, epochs: float) -> None:
+        """Step t has come so many epochs far."""
+
+    def epoch(self, e: Epoch) -> None:
+        """An epoch has ended."""
+
+    def refit(self, e: Epoch) -> None:
+        """An epoch of a refit on the memory has ended."""
+
+    def confusion(self, counts: Tensor) -> None:
+        """How the classes were taken for each other after a step; its accuracies follow."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        """A step has ended, with these accuracies."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+    def left(self, e: Epoch) -> float:
+        """Seconds left, at the speed of this epoch; the teacher's cost is in it from the first increment on."""
+        ahead = sum(self.images[e.step + 1 :]) + self.images[e.step] * (1 - e.epoch / e.epochs)
+        return ahead / max(e.images_per_second, 1e-9)
+
+    def words(self, e: Epoch) -> str:
+        """An epoch in one line."""
+        alpha = "" if e.alpha is None else f", α {e.alpha:.3f}"
+        return (
+            f"step {e.step}/{len(self.images) - 1}, epoch {e.epoch}/{e.epochs}: loss {e.loss:.4f}{alpha}, "
+            f"{e.images_per_second:,.0f} images/s, {duration(self.left(e))} left"
+        )
+
+    def refit_words(self, e: Epoch) -> str:
+        """An epoch of a refit in one line."""
+        where = f"step {e.step}/{len(self.images) - 1}, refitting on the memory, epoch {e.epoch}/{e.epochs}"
+        return f"{where}: loss {e.loss:.4f}"
+
+
+HOOKS = ("begin", "before", "say", "reused", "tick", "epoch", "refit", "confusion", "step", "close")
+"""all that a watch is told by"""
+
+
+class Both(Watch):
+    """Tells two of everything."""
+
+    def __init__(self, one: Watch, other: Watch) -> None:
+        def to_both(name: str) -> Callable[..., None]:
+            def tell(*told: Any) -> None:
+                for watch in (one, other):
+                    getattr(watch, name)(*told)
+
+            return tell
+
+        for name in HOOKS:
+            setattr(self, name, to_both(name))
+
+
+class PlainWatch(Watch):
+    """Plain lines, for logs: each step's result, and the epochs in between not more often than every few seconds."""
+
+    def __init__(self, file: TextIO | None = None, every: float = 5.0) -> None:
+        self.file, self.every = file, every
+        self.last = time.monotonic() - every
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        print(text, file=self.file or sys.stderr, flush=True)
+
+    def reused(self, t: int, seconds: float) -> None:
+        """Print it."""
+        self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
+
+    def tick(self, t: int, epochs: float) -> None:
+        """Print it, if nothing has been printed for a minute."""
+        if time.monotonic() - self.last >= 12 * self.every:
+            self.last = time.monotonic()
+            self.say(f"step {t}/{len(self.images) - 1}, {epochs:.2f} epochs")
+
+    def epoch(self, e: Epoch) -> None:
+        """Print it, if the last one is long enough ago."""
+        self.now_and_then(e, self.words(e))
+
+    def refit(self, e: Epoch) -> None:
+        """Print it, if the last one is long enough ago."""
+        self.now_and_then(e, self.refit_words(e))
+
+    def now_and_then(self, e: Epoch, words: str) -> None:
+        """Print it, if the last one is long enough ago, or it is the last."""
+        if time.monotonic() - self.last >= self.every or e.epoch == e.epochs:
+            self.last = time.monotonic()
+            self.say(words)
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Print it."""
+        self.say(step_words(record))
+
+
+class LiveWatch(Watch):
+    """A bar that moves with every epoch, for terminals; steps stay above it as lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[words]}"),
+        )
+        self.bar = Progress(*columns, console=console, transient=True)
+        self.task = self.bar.add_task("", total=1.0, words="starting")
+
+    def begin(self, settings: dict[str, Any], images: Sequence[int]) -> None:
+        """Show the bar."""
+        super().begin(settings, images)
+        self.bar.start()
+
+    def say(self, text: str) -> None:
+        """Print it above the bar."""
+        self.console.print(text, highlight=False, markup=False)  # a path may hold brackets
+
+    def reused(self, t: int, seconds: float) -> None:
+        """Print it above the bar."""
+        self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
+
+    def tick(self, t: int, epochs: float) -> None:
+        """Move the bar."""
+        done = sum(self.images[:t]) + self.images[t] * epochs / self.epochs
+        self.bar.update(self.task, completed=done, total=sum(self.images))
+
+    def epoch(self, e: Epoch) -> None:
+        """Say where it is."""
+        self.bar.update(self.task, words=self.words(e))
+
+    def refit(self, e: Epoch) -> None:
+        """Say where it is."""
+        self.bar.update(self.task, words=self.refit_words(e))
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Print it above the bar."""
+        self.say(step_words(record))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+
+def step_words(record: dict[str, Any]) -> str:
+    """A step's result in one line."""
+    new = "" if record["new"] is None else f", new {record['new']:.2f}"
+    return (
+        f"step {record['step']} done in {duration(record['seconds'])}: {record['classes']} classes, "
+        f"accuracy {record['top1']:.2f}% (base {record['base']:.2f}{new})"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people write them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 72:
+        return f"{hours / 24:.0f} days"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

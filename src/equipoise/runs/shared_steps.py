@@ -1,0 +1,103 @@
+"""Shared prefixes: the state after step t, kept under a hash of everything that determined it.
+
+Runs that agree up to step t reuse it. With equal counts every loss of the paper is the same cross-entropy in
+the base step, so one base step serves them all, whatever comes later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import files
+from ..learner.record import digest
+from .environment import code_fingerprint
+
+
+def default_store() -> Path:
+    """Where shared steps are kept unless told otherwise."""
+    return Path(os.environ.get("EQUIPOISE_STORE") or Path.home() / ".cache" / "equipoise" / "store")
+
+
+def store_folder(said: str | None) -> Path | None:
+    """Where steps are shared, by what was said: a folder, nowhere (`none`), or nothing, for where they usually are."""
+    return None if said == "none" else Path(said) if said else default_store()
+
+
+def keys(always: dict[str, Any], base: dict[str, Any], later: dict[str, Any], steps: Sequence[Any]) -> Iterator[str]:
+    """The key of each step, a chain: `always` matters in all steps, `base` in the first, `later` in the others.
+
+    `steps` is what each step brings: its classes, in order.
+    """
+    ours = {"code": code_fingerprint(), "torch": torch.__version__.split("+")[0], **always}
+    key = digest([ours, base, steps[0]])
+    yield key
+    for step in steps[1:]:
+        key = digest([key, later, step])
+        yield key
+
+
+class Store:
+    """A folder of learners, each saved at the end of a step's training, before its exemplars are chosen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entry(self, key: str) -> Path:
+        """The folder of one state."""
+        return self.folder / key[:2] / key
+
+    def has(self, key: str) -> bool:
+        """Whether that state is here, whole."""
+        return (self.entry(key) / files.INFO).is_file()
+
+    @contextlib.contextmanager
+    def claim(self, key: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """The right to compute a state. While another process has it, this waits (and calls `on_wait` once).
+
+        The lock goes with the process that holds it, however that ends.
+        """
+        path = self.entry(key).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as f:
+            with contextlib.suppress(OSError):  # some network file systems have no locks: then nobody waits
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    on_wait()
+                    fcntl.flock(f, fcntl.LOCK_EX)
+            yield
+
+    def open(self) -> None:
+        """Make sure that states can be kept here; else an OSError, before anything has been computed for it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files.write_file(self.folder / f".{os.getpid()}", b"")
+        (self.folder / f".{os.getpid()}").unlink()
+
+    def put(self, key: str, save: Callable[[Path], None]) -> None:
+        """Keep a state, which `save` writes into a folder: under another name, then renamed. The first one stays."""
+        partial = self.entry(key).with_name(f".{key}.{os.getpid()}{files.PARTIAL}")
+        try:
+            save(partial)
+            try:
+                partial.rename(self.entry(key))
+            except OSError:
+                if not self.has(key):  # what is in the way is not a state, but what is left of one
+                    self.drop(key)
+                    partial.rename(self.entry(key))
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def drop(self, key: str) -> None:
+        """Forget a state, for instance a corrupt one; at once, whoever else is looking at it."""
+        aside = self.entry(key).with_name(f".{key}.{os.getpid()}.dropped")
+        with contextlib.suppress(FileNotFoundError):
+            self.entry(key).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)

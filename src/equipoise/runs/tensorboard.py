@@ -1,0 +1,65 @@
+"""A live view of a run for TensorBoard: the usual scalars, and the confusion after every step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..engine.train import Epoch
+from ..errors import UsageError
+from .progress import Watch
+
+SCALARS = ("top1", "top5", "base", "new", "latest")
+"""of every step, by the number of classes"""
+
+
+class TensorBoard(Watch):
+    """Writes into `tensorboard` in a run's folder. What was there before is written anew: a run that goes on, or takes
+    steps over from another, shows the scalars of all of them, and none twice; pictures, of the steps since then."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+        self.folder, self.open = folder / "tensorboard", SummaryWriter
+        self.writer: Any = None
+
+    def before(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
+        """Begin anew, with what is known already."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.writer = self.open(str(self.folder))
+        for line in lines:
+            self.epoch(Epoch(**{name: line[name] for name in Epoch._fields if name in line}))
+        for record in records:
+            self.step(record)
+
+    def epoch(self, e: Epoch) -> None:
+        """The scalars of an epoch, by the number of epochs so far."""
+        at = e.step * e.epochs + e.epoch
+        for name in ("loss", "lr", "alpha", "images_per_second"):
+            if (value := getattr(e, name)) is not None:
+                self.writer.add_scalar(f"training/{name}", value, at)
+
+    def step(self, record: dict[str, Any]) -> None:
+        """The accuracies after a step, by the number of classes."""
+        for name in SCALARS:
+            if record[name] is not None:
+                self.writer.add_scalar(f"accuracy/{name}", record[name], record["classes"])
+        self.writer.flush()
+
+    def confusion(self, counts: Tensor) -> None:
+        """The confusion matrix after a step, log(1 + x), true classes down."""
+        shown = np.log1p(counts.cpu().numpy().astype(np.float32))
+        self.writer.add_image("confusion", shown / max(shown.max(), 1e-9), len(counts), dataformats="HW")
+
+    def close(self) -> None:
+        """Let what was written be seen."""
+        if self.writer is not None:
+            self.writer.close()
