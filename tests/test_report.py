@@ -15,6 +15,7 @@ import pytest
 from equipoise import Balanced, DataError, ILBaseline, paper
 from equipoise.cli import command
 from equipoise.data.datasets import SHAPES
+from equipoise.files import claim_folder
 from equipoise.paper.match import Filled, FilledRow, Found, fill, key, missing, recorded, wanted
 from equipoise.report import costs, pictures, report, tables
 from equipoise.report.collect import as_run, collected, relaxations
@@ -413,13 +414,16 @@ def test_colours_say_how_far(everything: tuple[Path, dict[str, int]]) -> None:
 
 
 def test_stale_files_go_and_others_stay(tmp_path: Path) -> None:
-    for name in ("figures/steps-table9.png", "figures/mine.png", "tables/costs.md", "tables/notes.txt"):
+    """What an earlier report wrote is ours, and nothing else, whatever its name."""
+    ours, others = ["figures/steps-table9.png", "tables/costs.md"], ["figures/steps-mine.png", "tables/notes.txt"]
+    claim_folder(tmp_path, "report", ours)
+    for name in (*ours, *others):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("old")
     report(RESULTS, tmp_path)
     assert not (tmp_path / "figures/steps-table9.png").exists()
     assert (tmp_path / "tables/costs.md").read_text() != "old"
-    assert (tmp_path / "figures/mine.png").exists() and (tmp_path / "tables/notes.txt").exists()
+    assert all((tmp_path / name).read_text() == "old" for name in others)
 
 
 @pytest.mark.parametrize("broken", [{"run": []}, {"final": {}}, {"run": {"recipe": None}}, {"steps": []}])

@@ -22,8 +22,9 @@ from torch import Tensor
 import equipoise
 from equipoise import Balanced, DataError, ILBaseline, Learner, Meta, Recipe
 from equipoise.losses import Loss
+from equipoise.runs.folder import read_result
 from equipoise.runs.progress import Watch
-from equipoise.runs.run import Run, read_result, run
+from equipoise.runs.run import Run, run
 from equipoise.runs.shared_steps import Store
 
 SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "evaluating_", "saving_")}
@@ -261,14 +262,14 @@ def test_killed_at_every_renaming(with_store: bool, zygote: Zygote, straight: di
         assert_same(out, straight["short"])
         if not killed:
             break
-    # run.json, metrics.jsonl, a checkpoint in each step and one between them, the model, result.json
-    assert n - 1 >= 11 + 4 * with_store
+    # The manifest, run.json, metrics.jsonl, a checkpoint in each step and one between them, the model, result.json
+    assert n - 1 >= 12 + 4 * with_store
 
 
 def test_killed_while_saving_the_first_checkpoint(zygote: Zygote, straight: dict[str, Path], tmp_path: Path) -> None:
     """Its folder is there by then, but what is in it is not a checkpoint."""
     out = tmp_path / "run"
-    for fatal in (3, 4, 3):
+    for fatal in (4, 4, 3):  # the manifest is written the first time only
         zygote.start(short(), out, fatal=fatal)
         assert zygote.end() == -signal.SIGKILL
         assert (out / "checkpoint").is_dir() and not (out / "checkpoint" / "learner.json").exists()

@@ -27,10 +27,12 @@ from equipoise import Balanced, DataError, ILBaseline, Learner, Meta, Recipe, Re
 from equipoise.data import datasets
 from equipoise.data.images import Images
 from equipoise.engine import gpu
+from equipoise.files import MANIFEST
 from equipoise.losses import Loss
+from equipoise.runs.folder import read_result
 from equipoise.runs.metrics import forgetting
 from equipoise.runs.progress import Watch
-from equipoise.runs.run import Run, prepare, read_result, run
+from equipoise.runs.run import Run, prepare, run
 from equipoise.runs.shared_steps import Store
 
 RECIPE = Recipe(epochs=3, lr=0.05, batch=32)
@@ -224,7 +226,8 @@ def test_meta_records_its_alpha(tmp_path: Path) -> None:
 
 
 def test_a_finished_folder_holds_no_leftovers(done: Done) -> None:
-    assert {p.name for p in done[0].iterdir()} == {".lock", "run.json", "metrics.jsonl", "result.json", "model"}
+    kept = {"run.json", "metrics.jsonl", "result.json", "model"}
+    assert {p.name for p in done[0].iterdir()} == {".lock", MANIFEST, *kept}
 
 
 def test_a_watch_hears_of_every_epoch_and_step(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ import equipoise.runs.workers
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
 from equipoise.cli.words import every_choice, run_lines, taken
+from equipoise.runs.folder import claim_run_folder
 from equipoise.runs.progress import Watch
 from equipoise.runs.queue import Job, critical, map
 from equipoise.runs.run import Run, run
@@ -121,7 +122,7 @@ def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch
     assert (closed.failure or "").startswith(f"no permission to use {tmp_path / 'closed'}")
     assert (full.failure or "").startswith(f"no space left for {tmp_path / 'full'}")
     assert (below.failure or "").startswith(f"{tmp_path / 'file' / 'below'} cannot be used (not a directory)")
-    assert (file.failure or "").startswith(f"{tmp_path / 'file'} cannot be used (file exists)")
+    assert (file.failure or "").startswith(f"{tmp_path / 'file'} is a file, not a folder")
 
 
 def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
@@ -337,7 +338,7 @@ def test_a_run_that_dies_is_taken_up_again_before_others_are_begun(
     monkeypatch.setattr("equipoise.runs.workers.PAUSE", 0.5)
     jobs = [Job(asked(), tmp_path / name, "x") for name in "ab"]
     old = {"step": 0, "epoch": 3, "epochs": 9, "images_per_second": 1.0}
-    (tmp_path / "a").mkdir()
+    claim_run_folder(tmp_path / "a")
     (tmp_path / "a" / "metrics.jsonl").write_text(json.dumps(old) + "\n")
     map(dying, jobs, Local(workers=1, store=tmp_path / "store"))  # type: ignore[arg-type]
     assert (tmp_path / "begun").read_text() == "aabb"

@@ -18,8 +18,9 @@ from equipoise.data import datasets
 from equipoise.data.datasets import Dataset, split
 from equipoise.data.images import Images
 from equipoise.losses import Loss
+from equipoise.runs.folder import read_result
 from equipoise.runs.progress import Watch
-from equipoise.runs.run import Plan, Run, prepare, read_result, run, run_name
+from equipoise.runs.run import Plan, Run, prepare, run, run_name
 from equipoise.runs.shared_steps import Store
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)

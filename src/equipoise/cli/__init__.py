@@ -35,6 +35,8 @@ from .verbs import hint
 from .words import every_choice, run_lines, taken
 
 T = TypeVar("T")
+PATHS = ("--out", "--data", "--store", "--results", "--figures", "--runs")
+"""flags that name a file or a folder"""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,16 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
+def refuse_empty_path(verb: str, argv: list[str]) -> None:
+    """Refuse `--out "$UNSET"`, which would become the working directory."""
+    for before, word in zip([verb, *argv], argv):
+        flag, equals, value = word.partition("=")
+        if equals and not value and flag in PATHS:
+            raise UsageError(f"{flag} is empty: name a folder")
+        if not word and (before in PATHS or verb in ("report", "show")):
+            raise UsageError(f"{before if before in PATHS else 'a path'} is empty: name a folder")
+
+
 def usage() -> str:
     """What the command can do."""
     verbs = "\n".join(f"  {name:6} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items())
@@ -247,6 +259,7 @@ def command(argv: list[str]) -> int:
     try:
         if argv[0] not in VERBS:
             raise unknown("command", argv[0], VERBS)
+        refuse_empty_path(argv[0], argv[1:])
         VERBS[argv[0]](argv[1:])
         return 0
     except SystemExit as done:  # tyro has said what was wrong, or printed help

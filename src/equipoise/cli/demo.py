@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..engine.train import Epoch
+from ..files import claim_folder
 from ..losses import Balanced, Loss, Meta, Relaxed, Standard
 from ..methods.il_baseline import ILBaseline
 from ..report.terminal import mean_and_deviation
@@ -28,6 +29,7 @@ CASES: dict[str, tuple[Loss, ...]] = {
     "0": (Standard(), Balanced(), Relaxed()),
 }
 """the losses that are compared, by memory per class"""
+PICTURES = ("accuracy.png", "confusion.png")
 
 
 class DemoWatch(Watch):
@@ -70,14 +72,15 @@ def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
     store = Store(out / "store")
     results: dict[tuple[str, str], list[Result]] = {}
     todo = [(seed, memory, loss) for seed in seeds for memory, losses in CASES.items() for loss in losses]
+    folders = {case: out / f"{case[2].name}_memory-{case[1]}_seed-{case[0]}" for case in todo}
+    claim_folder(out, "demo", [*PICTURES, "store", *(folder.name for folder in folders.values())])
     watch = DemoWatch(console, len(todo))
     with watch.bar:
         for seed, memory, loss in todo:
             words = f"{loss.name}, memory {memory}, seed {seed}"
             watch.next(words)
             asked = Run(ILBaseline(loss), dataset="digits", base=5, steps=5, memory=memory, seed=seed, device="cpu")
-            folder = out / f"{loss.name}_memory-{memory}_seed-{seed}"
-            result = run(asked, folder, store=store, watch=watch)
+            result = run(asked, folders[seed, memory, loss], store=store, watch=watch)
             results.setdefault((memory, loss.name), []).append(result)
             watch.finished(words, result)
     print_comparison(results, console)
@@ -141,8 +144,8 @@ def draw(results: dict[tuple[str, str], list[Result]], out: Path) -> list[Path]:
     }
     matrices = [(f"{name}, {title}", group[0]) for title, curves in panels.items() for name, group in curves]
     return [
-        figures.accuracy_curves(panels, out / "accuracy.png"),
+        figures.accuracy_curves(panels, out / PICTURES[0]),
         figures.confusions(
-            [(n.replace(" images per class in memory", " in memory"), r) for n, r in matrices], out / "confusion.png"
+            [(n.replace(" images per class in memory", " in memory"), r) for n, r in matrices], out / PICTURES[1]
         ),
     ]

@@ -296,10 +296,11 @@ class Learner:
         """Save into the folder `path`: safetensors and JSON, replaced as one. In a callback, with the step so far.
 
         A learner saved in a callback goes on where it was: load it and call `learn` with the same data.
-        `note` is kept beside it for the caller.
+        `note` is kept beside it for the caller. Files of others in that folder are left alone; a `learner.json` that is
+        no saved learner is refused.
         """
         tensors, info = pack(self.state_, self._live)
-        files.save(Path(path), tensors, {"format": FORMAT, **record.settings_of(self), **info, "note": note})
+        files.save(files.as_folder(path), tensors, {"format": FORMAT, **record.settings_of(self), **info, "note": note})
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Learner:

@@ -8,15 +8,13 @@ from typing import Any
 
 from .. import paper
 from ..errors import DataError
-from ..files import write_file
+from ..files import check_folder, claim_folder, remove_stale, write_file
 from ..paper import Table
 from ..paper.match import FilledRow, fill, recorded
 from . import costs, tables
 from .collect import DATASETS, collected
 from .page import page
 
-OURS = {*paper.MAKERS, "steps", "alpha", "memory"}
-"""how the names of our files begin"""
 COSTS = {"md": costs.markdown, "tex": costs.latex, "csv": costs.comma_separated}
 
 
@@ -24,30 +22,28 @@ def report(results: Path, out: Path) -> list[Path]:
     """Write `index.html`, `README.md`, and every table and figure by itself; returns the first two."""
     from .pictures import numbers, picture  # matplotlib is slow to import, and only pictures need it
 
+    check_folder(out, "report")
     records = recorded(results)
     if not records.found:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
     data = collected(records)
     filled = [(table, fill(table, records)) for table in (t.on(*DATASETS) for t in paper.tables()) if not table.alone]
-    for stale in [*out.glob("tables/*.*"), *out.glob("figures/*.*")]:
-        if stale.suffix in (".md", ".tex", ".csv", ".png") and stale.stem.split("-")[0] in OURS:
-            stale.unlink()  # of records that are no longer there
-    for table, rows in filled:
-        texts = {
-            "md": tables.markdown(table, rows, commands=True),
-            "tex": tables.latex(table, rows, commands=True),
-            "csv": tables.comma_separated(table, rows),
-        }
-        for ending, text in texts.items():
-            write_file(out / "tables" / f"{table.id}.{ending}", text.encode())
-    for ending, write in COSTS.items() if data["costs"] else ():
-        write_file(out / "tables" / f"costs.{ending}", write(data["costs"], True).encode())
     by_id = {found.id: found.result for found in records.found}
-    for figure in data["figures"]:
-        write_file(out / "figures" / f"{figure['id']}.csv", numbers(figure, by_id).encode())
-        picture(figure, by_id, out / "figures" / f"{figure['id']}.png")
-    write_file(out / "README.md", markdown(data, filled).encode())
-    write_file(out / "index.html", page(data).encode())
+    texts = {"README.md": markdown(data, filled), "index.html": page(data)}
+    for table, rows in filled:
+        texts[f"tables/{table.id}.md"] = tables.markdown(table, rows, commands=True)
+        texts[f"tables/{table.id}.tex"] = tables.latex(table, rows, commands=True)
+        texts[f"tables/{table.id}.csv"] = tables.comma_separated(table, rows)
+    for ending, write in COSTS.items() if data["costs"] else ():
+        texts[f"tables/costs.{ending}"] = write(data["costs"], True)
+    texts |= {f"figures/{figure['id']}.csv": numbers(figure, by_id) for figure in data["figures"]}
+    pictures = {f"figures/{figure['id']}.png": figure for figure in data["figures"]}
+    claim_folder(out, "report", [*texts, *pictures])
+    remove_stale(out, "report", [*texts, *pictures])  # of records that are no longer there
+    for name, text in texts.items():
+        write_file(out / name, text.encode())
+    for name, figure in pictures.items():
+        picture(figure, by_id, out / name)
     return [out / "index.html", out / "README.md"]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import BusyError, DataError, RunError, UsageError
+from ..errors import BusyError, DataError, RunError
+from ..files import LOCK, check_folder, claim_folder
 from ..learner.record import usual
 from ..remedies import as_made
 
@@ -23,15 +24,32 @@ SETTINGS = {"method", "loss", "dataset", "base", "steps", "increment", "memory",
 LATER = {"validation": 0.0, "mitigation": "none"}
 LATER_RECIPE = {"schedule": "steps", "clamp": 0.0}
 """settings, of the run and of its recipe, that older files do not name, and what they were then"""
+BASED = "based"
+"""a file that says: this run has its base step, computed or taken over, and others can have it too"""
+LOG, ERROR, WARNINGS = "log.txt", "error.txt", "warnings.txt"
+"""what a worker of a queue writes"""
+FILES = ("run.json", "metrics.jsonl", "result.json", "checkpoint", "model", BASED, LOG, ERROR, WARNINGS)
+"""all that is ever written to a run's folder; `tensorboard` is a folder of its own"""
+
+
+def check_run_folder(folder: Path) -> None:
+    """Refuse a folder that is not of a run; a record by itself is one, to which nothing is written."""
+    try:
+        read_result(folder)
+    except DataError:
+        check_folder(folder, "run", FILES)
+
+
+def claim_run_folder(folder: Path) -> None:
+    """Make a folder that of a run, or refuse it."""
+    claim_folder(folder, "run", FILES)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder; the lock goes with the process, however that ends."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as f:
+    with (folder / LOCK).open("a") as f:
         for last in (False, True):
             try:
                 fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,6 +95,12 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
             k if len(str(here.get(k))) > 50 else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
         )
         raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
+
+
+def find_result(folder: Path, settings: dict[str, Any]) -> Result | None:
+    """The recorded result of a folder, None if there is none yet; refused if it belongs to other settings."""
+    agree(folder, settings)
+    return read_result(folder) if (folder / "result.json").is_file() else None
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:

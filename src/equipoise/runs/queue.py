@@ -16,7 +16,7 @@ from ..data.datasets import Dataset
 from ..engine.device import resolve_device
 from ..errors import DataError, EquipoiseError, sentence
 from ..learner import record
-from .folder import Result, read_result
+from .folder import Result, check_run_folder, read_result
 from .run import Run, prepare, run_name
 
 Work = Callable[..., Result]
@@ -96,6 +96,8 @@ def planned(runs: Sequence[Run], parent: Path, data: Path | None = None) -> list
     """
     jobs: dict[str, Job] = {}
     loaded: dict[str, Dataset] = {}
+    for asked in runs:
+        check_run_folder(parent / run_name(asked))
     for asked in runs:
         resolve_device(asked.device)
         here = replace(asked, device="cpu", engine="auto")  # the GPU is left to those who do the runs

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from .folder import BASED
 from .progress import duration
 from .queue import Job
-from .resume import BASED
 
 
 class Standing(NamedTuple):

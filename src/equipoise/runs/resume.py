@@ -24,7 +24,7 @@ from ..learner import Learner
 from ..learner.record import describe
 from ..method import Method, Recipe
 from .environment import hardware, versions
-from .folder import Result
+from .folder import BASED, Result
 from .metrics import confusion_matrix, forgetting, summary
 from .progress import Watch
 from .shared_steps import Store
@@ -32,8 +32,6 @@ from .shared_steps import Store
 if TYPE_CHECKING:
     from .run import Plan
 
-BASED = "based"
-"""a file that says: this run has its base step, computed or taken over, and others can have it too"""
 BESIDES = ("preparing_", "refitting_", "evaluating_", "saving_")
 """what takes time besides training, and is noted for every step: compiling and recording, refitting, and the files"""
 

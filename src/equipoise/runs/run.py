@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,9 +23,9 @@ from ..method import Method, Recipe
 from ..methods.il_baseline import ILBaseline
 from ..settings import given, later
 from .environment import UNKNOWN, method_code
-from .folder import Result, agree, locked, read_result
+from .folder import BASED, FILES, Result, check_run_folder, claim_run_folder, find_result, locked
 from .progress import Watch
-from .resume import BASED, Attempt
+from .resume import Attempt
 from .shared_steps import Store, keys
 
 
@@ -253,27 +252,30 @@ def run(
     check("checkpoint", checkpoint_every, least=0)
     check("evaluate-every", evaluate_every, least=0, whole=True)
     watch = watch or Watch()
-    folder = Path(out)
+    folder = files.as_folder(out)
+    check_run_folder(folder)
     plan = prepare(run, data)
+    if (recorded := find_result(folder, plan.settings)) is not None:
+        return recorded
     if store is not None and plan.settings["method_code"] == UNKNOWN:
         watch.say("steps are not shared: the source of the method is not in a file")
         store = None
-    if store is not None:
-        store.open()
     with locked(folder):
-        agree(folder, plan.settings)
-        recorded = folder / "result.json"
-        if recorded.is_file():
-            return read_result(folder)
-        for inside in (folder, folder / "checkpoint", folder / "model"):
-            for left in inside.glob(f".*{files.PARTIAL}"):
-                left.unlink(missing_ok=True)
+        if (recorded := find_result(folder, plan.settings)) is not None:  # of another process, meanwhile
+            return recorded
+        claim_run_folder(folder)
+        if store is not None:
+            store.open()
+        files.remove_partials(folder, FILES)
+        for inside in (folder / "checkpoint", folder / "model"):
+            files.remove_leftovers(inside)
+        files.check_saved(folder / "model")  # what would be refused after training is refused now
         files.write_json(folder / "run.json", plan.settings)
         attempt = Attempt(plan, folder, store, watch, checkpoint_every, evaluate_every)
         with attempt.hearing_ctrl_c():
             result = attempt.carry_out()
         plan.learner.rename(dict(enumerate(plan.order))).save(folder / "model")
-        files.write_json(recorded, result)
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        files.write_json(folder / "result.json", result)
+        files.remove(folder / "checkpoint")
         (folder / BASED).unlink(missing_ok=True)
         return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,41 @@ from torch import Tensor
 
 from ..engine.train import Epoch
 from ..errors import UsageError
+from ..files import check_folder, claim_folder, remove_files
 from .progress import Watch
 
 SCALARS = ("top1", "top5", "base", "new", "latest")
 """of every step, by the number of classes"""
+SUFFIX = ".equipoise"
+EVENTS = f"events.out.tfevents.*{SUFFIX}"
+"""the names of our files: TensorBoard's own, and an ending that tells them from others"""
+
+
+def summary_writer() -> Any:
+    """TensorBoard's writer, if it is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+    return SummaryWriter
 
 
 class TensorBoard(Watch):
-    """Writes into `tensorboard` in a run's folder. What was there before is written anew: a run that goes on, or takes
-    steps over from another, shows the scalars of all of them, and none twice; pictures, of the steps since then."""
+    """Writes into `tensorboard` in a run's folder. What we wrote there before is written anew: a run that goes
+    on, or takes steps over from another, shows the scalars of all of them, and none twice; pictures, of the steps
+    since then."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-        self.folder, self.open = folder / "tensorboard", SummaryWriter
+        self.folder, self.open = folder / "tensorboard", summary_writer()
+        check_folder(self.folder, "tensorboard", [EVENTS])
         self.writer: Any = None
 
     def before(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
         """Begin anew, with what is known already."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.writer = self.open(str(self.folder))
+        claim_folder(self.folder, "tensorboard", [EVENTS])
+        remove_files(self.folder, [EVENTS])
+        self.writer = self.open(str(self.folder), filename_suffix=SUFFIX)
         for line in lines:
             self.epoch(Epoch(**{name: line[name] for name in Epoch._fields if name in line}))
         for record in records:

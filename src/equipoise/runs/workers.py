@@ -28,14 +28,15 @@ import torch
 
 from ..engine.device import resolve_device
 from ..errors import BusyError, UsageError, first_line, sentence
+from ..files import LOCK
 from .environment import cores
+from .folder import BASED, ERROR, LOG, WARNINGS, claim_run_folder
 from .mps import PRIORITY, YIELDING, multi_process_service
 from .progress import Both, PlainWatch, Watch
 from .queue import Job, Tell, Work, conclude, conclude_if_done, critical
 from .queue_progress import last_epoch
-from .resume import BASED
 from .shared_steps import Store
-from .tensorboard import TensorBoard
+from .tensorboard import TensorBoard, summary_writer
 
 TRIES = 3
 """how often a run is begun or taken up again, without getting any further than before, until it counts as failed"""
@@ -45,9 +46,6 @@ back by then"""
 NOWHERE = (-1, -1)
 """where a run is that has not ended an epoch"""
 
-ERROR = "error.txt"
-LOG = "log.txt"
-WARNINGS = "warnings.txt"
 FINAL = 2
 """exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
 
@@ -102,7 +100,7 @@ class Local:
         if self.workers < 1:
             raise UsageError(f"workers must be 1 or more, not {self.workers}")
         if self.tensorboard:
-            TensorBoard(Path())  # that it cannot be had is said before anything is computed
+            summary_writer()  # that it cannot be had is said before anything is computed
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
         """Do these jobs; each ends with a result or a failure.
@@ -145,7 +143,7 @@ class Local:
                             with ctrl_c_kept_back():
                                 yields = bool(first) and chosen not in first
                                 busy.append(Worker(chosen, started(run, chosen, self, slot, here, yields), slot))
-                        except OSError as error:  # something in the way, a full disk: it concerns this job alone
+                        except (OSError, UsageError) as error:  # a foreign file, a full disk: this job alone
                             chosen.failure = sentence(error)
                     time.sleep(0.05)
                     over = [one for one in busy if not one.process.is_alive()]
@@ -185,7 +183,7 @@ def in_base_step(folder: Path) -> bool:
 def held(folder: Path) -> bool:
     """Whether a process is at work in a folder (`folder.locked`)."""
     try:
-        with (folder / ".lock").open("r+") as f:
+        with (folder / LOCK).open("r+") as f:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -215,7 +213,7 @@ def started(run: Work, job: Job, on: Local, slot: int, here: str, yields: bool) 
     One that `yields` lets others on its GPU go first.
     """
     job.tries += 1
-    job.folder.mkdir(parents=True, exist_ok=True)
+    claim_run_folder(job.folder)
     (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
     if not held(job.folder):
         for name in (ERROR, WARNINGS):
