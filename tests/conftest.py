@@ -11,10 +11,10 @@ torch.set_num_threads(1)
 def isolated(tmp_path, monkeypatch):
     """Everything that a command writes by itself lands in tmp_path, and it prints as to a pipe."""
     (tmp_path / "home").mkdir()
+    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())  # else every process would look for fonts again
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())  # else every process would look for fonts again
     for name in ("FORCE_COLOR", "COLUMNS", "EQUIPOISE_DATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
