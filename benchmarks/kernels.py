@@ -143,24 +143,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--kernels", nargs="*", default=KINDS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
-    jobs = list(itertools.product(asked.kernels, SIDES))
+    jobs = list(itertools.product(args.kernels, SIDES))
     with tempfile.NamedTemporaryFile() as lock:
         processes = [
-            context.Process(target=measure, args=(*job, asked.batch, asked.at_once, lock.name, out)) for job in jobs
+            context.Process(target=measure, args=(*job, args.batch, args.at_once, lock.name, out)) for job in jobs
         ]
         for process in processes:
             process.start()
         found = {(kind, c): times for kind, c, times in (out.get() for _ in jobs)}
         for process in processes:
             process.join()
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; batch {asked.batch}"
-    )
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; batch {args.batch}")
     for kind, c in jobs:
-        print(f"{kind} {c}: µs of {asked.at_once} at once, divided by their number, and alone")
+        print(f"{kind} {c}: µs of {args.at_once} at once, divided by their number, and alone")
         times = found[kind, c]
         shown = sorted(times)[:4] + sorted(times, key=lambda row: row[1])[:4]
         for together, alone, name in dict.fromkeys(shown):

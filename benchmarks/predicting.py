@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise import ILBaseline, Learner, Recipe
-from equipoise.cli.bench import synthetic
+from equipoise.cli.speed import synthetic
 from equipoise.engine.device import working_on
 
 

@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from equipoise.cli.bench import Row, Stretch, combined, measure, ours
+from equipoise.cli.speed import Row, Setting, Stretch, combine, measure, our_loop
 from equipoise.engine import train
 from equipoise.runs.mps import multi_process_service
 
 
-def in_threads(row: Row, images: int, device: torch.device) -> float:
+def in_threads(row: Row, on: Setting) -> float:
     """Images a second of the row's runs as threads, whose steps are recorded one after the other, before any trains."""
-    cuda = device.type == "cuda"
+    cuda = on.device.type == "cuda"
     turn, ready, start = threading.Lock(), threading.Barrier(row.packed), threading.Barrier(row.packed)
-    prepared = train.prepared
+    prepare = train.prepare
 
     def in_turn(*args: Any) -> Any:
-        made = prepared(*args)
+        made = prepare(*args)
         turn.release()
         ready.wait()
         return made
@@ -34,28 +34,29 @@ def in_threads(row: Row, images: int, device: torch.device) -> float:
     def one(_: int) -> Stretch:
         turn.acquire()
         with torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext():
-            return ours(row, images, 128, device, cuda, start)
+            return our_loop(row, on, start)
 
-    train.prepared = in_turn
+    train.prepare = in_turn
     try:
         with ThreadPoolExecutor(row.packed) as pool:
-            return combined(list(pool.map(one, range(row.packed))))
+            return combine(list(pool.map(one, range(row.packed))))
     finally:
-        train.prepared = prepared
+        train.prepare = prepare
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--packed", type=int, nargs="*")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     engine, images, packed = ("fused", 25_600, (2, 4, 8)) if device.type == "cuda" else ("eager", 256, (2,))
-    rows = [Row(engine, teacher, k) for teacher in (False, True) for k in asked.packed or packed]
-    threads = {row: in_threads(row, images, device) for row in rows}
+    rows = [Row(engine, teacher, k) for teacher in (False, True) for k in args.packed or packed]
+    on = Setting(device, device.type == "cuda", images, 128)
+    threads = {row: in_threads(row, on) for row in rows}
     with multi_process_service():
         for row in rows:
-            processes = measure(row, images, 128, device, device.type == "cuda")
+            processes = measure(row, on)
             words = f"{row}{', teacher' if row.teacher else ''}"
             print(f"{words}: {threads[row]:,.0f} images/s as threads, {processes:,.0f} as processes", flush=True)
 

@@ -14,18 +14,18 @@ tables() { # all cells of the paper's tables on CIFAR-100; the costs of the loss
 }
 
 choice() { # the learning rate of α: another class order, and training images that are set aside
-  $equipoise sweep il-baseline --loss meta --alpha-lr 1,3,10,30 --order 0 --validation 0.1 --out results/choice
+  $equipoise sweep il-baseline --remedy meta --alpha-lr 1,3,10,30 --order 0 --validation 0.1 --out results/choice
 }
 
 precision() { # bf16 against fp32, and our kernels against torch's, one by one: three seeds of 25 epochs
   for words in "--engine fused" "--engine eager" "--engine captured --precision fp32"; do
     # Without a store: what is shared would not differ.
-    $equipoise sweep il-baseline --loss balanced --epochs 25 --seed 0,1,2 --store none $words --out "results/precision/${words//[ -]/}"
+    $equipoise sweep il-baseline --remedy balanced --epochs 25 --seed 0,1,2 --store none $words --out "results/precision/${words//[ -]/}"
   done
 }
 
 alone() { # where the time of a whole run goes
-  run="$equipoise run il-baseline --loss balanced --dataset cifar100 --steps 5 --store none"
+  run="$equipoise run il-baseline --remedy balanced --dataset cifar100 --steps 5 --store none"
   $run --memory 20 --out results/alone/balanced-250
   $run --memory 10 --out results/alone/balanced-250-10
 }

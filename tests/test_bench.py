@@ -9,7 +9,20 @@ import pytest
 import torch
 
 from equipoise.cli import command
-from equipoise.cli.bench import PerImage, Row, Stretch, combined, counted, ours, rows_for, synthetic
+from equipoise.cli.speed import (
+    PerImage,
+    Row,
+    Setting,
+    Stretch,
+    combine,
+    count_work,
+    our_loop,
+    rows_for,
+    step_of,
+    synthetic,
+)
+from equipoise.methods.il_baseline import ILBaseline
+from equipoise.remedies import Balanced
 
 
 def test_flops_are_those_of_resnet_32_counted_by_hand() -> None:
@@ -18,7 +31,7 @@ def test_flops_are_those_of_resnet_32_counted_by_hand() -> None:
     stage2 = (16 * 32 * 9 + 9 * 32 * 32 * 9 + 16 * 32) * 16 * 16
     stage3 = (32 * 64 * 9 + 9 * 64 * 64 * 9 + 32 * 64) * 8 * 8
     forward = 3 * 16 * 9 * 32 * 32 + stage1 + stage2 + stage3 + 64 * 60
-    flops, moved = counted(torch.device("cpu"), False)
+    flops, moved = count_work(torch.device("cpu"), False)
     assert flops == 3 * 2 * forward
     outputs = 11 * 16 * 32 * 32 + 11 * 32 * 16 * 16 + 11 * 64 * 8 * 8
     assert moved == 6 * 4 * outputs
@@ -48,10 +61,22 @@ def test_rows_on_a_gpu_have_every_engine_and_packing() -> None:
 
 
 def test_runs_at_once_are_counted_from_the_first_to_the_last() -> None:
-    assert combined([Stretch(600, 10.0, 14.0), Stretch(600, 11.0, 16.0)]) == 200.0
-    found = ours(Row("eager", False), 40, 16, torch.device("cpu"), False, None)
+    assert combine([Stretch(600, 10.0, 14.0), Stretch(600, 11.0, 16.0)]) == 200.0
+    found = our_loop(Row("eager", False), Setting(torch.device("cpu"), False, 40, 16))
     # Batches of 16 from a stream of epochs of 40: two or three in each, five in the last two.
     assert found.images == 80 and found.ended > found.began
+
+
+def test_a_row_with_a_teacher_is_a_step_after_the_base_step() -> None:
+    data = synthetic(300)
+    method = ILBaseline(Balanced())
+    with_teacher, without = (step_of(method, data, taught) for taught in (True, False))
+    assert (with_teacher.t, with_teacher.n_old, with_teacher.N) == (1, 50, 60)
+    assert (without.t, without.n_old, without.N, without.teacher) == (0, 0, 60, None)
+    assert with_teacher.teacher is not None and len(with_teacher.teacher.head.weight) == 50
+    assert (
+        torch.equal(with_teacher.lam, torch.bincount(data.y, minlength=60).float()) and int(with_teacher.n.sum()) == 300
+    )
 
 
 def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,25 +15,29 @@ from typing import Any
 import pytest
 import torch
 from squares import images
+from steps import make_step
 from torch import Tensor
 
-from equipoise import Balanced, Crop, ILBaseline, Learner, Meta, Recipe
+from equipoise import Balanced, Crop, Finetune, ILBaseline, Learner, Meta, Method, PODNet, Recipe, Stage, Step
 from equipoise.data.images import Images
+from equipoise.data.randomness import generator
 from equipoise.engine import cuda_graph as capture_module
-from equipoise.engine.cuda_graph import Engine, UnfitError, prepared
+from equipoise.engine import train as loop
+from equipoise.engine.cuda_graph import Engine, UnfitError, prepare
 from equipoise.engine.device import working_on
 from equipoise.engine.gpu import Streams
-from equipoise.engine.train import Position, fit, has_kernels, unfit
+from equipoise.engine.stand_ins import explain_unfit, has_kernels
+from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net
-from equipoise.method import Step
-from equipoise.methods.podnet import PODNet
-from equipoise.nets import Net
+from equipoise.nets import Batch, Net
 from equipoise.nets.backbones import LinearTrunk, ResNet32, SmallNet
 from equipoise.nets.heads import LinearHead
-from equipoise.randomness import generator
+from equipoise.step import More
 
 
-def recorded(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+def recorded(
+    step: Callable[[], None], state: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
+) -> Callable[[], None]:
     before = [t.clone() for t in state]
     for _ in range(3):
         step()
@@ -45,43 +49,68 @@ def recorded(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], 
 
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_module, "captured", recorded)
+    monkeypatch.setattr(capture_module, "capture", recorded)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
-def trained(loss: Any, engine: Engine) -> tuple[Step, Engine]:
+def trained(method: Method, engine: Engine, **stage: Any) -> tuple[Step, Engine]:
     gen = generator(0, "test")
     data = Images(
         torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, generator=gen),
         torch.randint(0, 5, (90,), generator=gen),
     )
-    method = ILBaseline(loss)
     nets = []
     for classes in (5, 3):
         net = new_net(method, (1, 8, 8), torch.tensor([128.0]), torch.tensor([64.0]), generator(1))
         net.head.widen(classes, generator(2))
         nets.append(net)
     nets[1].eval().requires_grad_(False)
-    n, past = torch.bincount(data.y).float(), torch.arange(5) < 3
-    state = {"alpha": torch.ones(())} if isinstance(loss, Meta) else {}
-    lam = loss.lam(n, past, state.get("alpha")).clone()
-    held = data[torch.arange(20)] if state else None
-    s = Step(1, 3, (3, 2), n, lam, data, held, nets[0], nets[1], state)
-    at = Position({name: torch.zeros_like(w) for name, w in s.net.named_parameters()})
-    used = fit(method, s, Recipe(epochs=2, batch=16), Crop(1, False), 0, False, at, lambda e: None, engine=engine)
-    return s, used
+    meta = isinstance(method.remedy, Meta)
+    held, state = (torch.arange(20), {"alpha": torch.ones(())}) if meta else (None, {"seen": torch.zeros(5)})
+    s = make_step((3, 2), data, method.remedy, held=held, net=nets[0], teacher=nets[1], state=state)
+    made: Any = Stage(**{"name": "train", "recipe": Recipe(epochs=2, batch=16), **stage})
+    return s, fit(method, s, made, Position(), Conditions(0, Crop(1, False), engine=engine))
 
 
-@pytest.mark.parametrize("loss", [Balanced(), Meta(every=2, alpha_lr=5.0)], ids=lambda v: v.name)
+class Busy(ILBaseline):
+    """A second stream, views, and something noted in every batch."""
+
+    def objective(self, s: Step, b: Batch) -> Tensor:
+        assert b.more is not None
+        return super().objective(s, b) + super().objective(s, b.more)
+
+    def views(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.flip(3)])
+
+    def more(self, s: Step, which: Tensor, gen: torch.Generator) -> More:
+        drawn = torch.randint(0, len(s.memory), (len(which), 6), generator=gen)
+        return More(s.memory[drawn])
+
+    def note(self, s: Step, b: Batch) -> None:
+        s.state["seen"].add_(torch.bincount(b.y, minlength=5))
+
+
+NOISY = {"gradient_noise": 0.01, "recipe": Recipe(epochs=2, batch=16, last="short")}
+RECORDED = {
+    "balanced": (ILBaseline(Balanced()), {}),
+    "meta": (ILBaseline(Meta(every=2, alpha_lr=5.0)), {}),
+    "busy": (Busy(), NOISY),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDED)
 @pytest.mark.parametrize("engine", ["captured", "compiled"])
-def test_recording_leaves_no_trace_in_what_is_trained(loss: Any, engine: Engine, like_a_gpu: None) -> None:
-    plain, _ = trained(loss, "eager")
-    other, used = trained(loss, engine)
+def test_recording_leaves_no_trace_in_what_is_trained(kind: str, engine: Engine, like_a_gpu: None) -> None:
+    method, stage = RECORDED[kind]
+    plain, _ = trained(method, "eager", **stage)
+    other, used = trained(method, engine, **stage)
     assert used == engine
     for (name, a), b in zip(plain.net.state_dict().items(), other.net.state_dict().values()):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
     torch.testing.assert_close(plain.lam, other.lam)
     assert plain.state.keys() == other.state.keys()
+    if kind == "busy":
+        assert plain.state["seen"].sum() == 2 * 2 * 90 and torch.equal(plain.state["seen"], other.state["seen"])
     if "alpha" in plain.state:
         assert plain.state["alpha"] != 1
         torch.testing.assert_close(plain.state["alpha"], other.state["alpha"], rtol=1e-4, atol=1e-5)
@@ -101,7 +130,7 @@ def test_compiled_backbones_are_really_used(like_a_gpu: None, monkeypatch: pytes
         return call
 
     monkeypatch.setattr(torch, "compile", compiled)
-    _, used = trained(Balanced(), "compiled")
+    _, used = trained(ILBaseline(Balanced()), "compiled")
     # 90 images, 16 a batch, 2 epochs: 11 steps, and 3 before; for the student and for the teacher.
     assert used == "compiled" and calls == [14, 14]
 
@@ -109,10 +138,10 @@ def test_compiled_backbones_are_really_used(like_a_gpu: None, monkeypatch: pytes
 def test_what_cannot_be_recorded_is_said_once_and_done_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+    def refuse(*_: Any) -> Callable[[], None]:
         raise RuntimeError("no such driver\nand a page of details")
 
-    monkeypatch.setattr(capture_module, "captured", refuse)
+    monkeypatch.setattr(capture_module, "capture", refuse)
     made: list[str] = []
 
     def make(engine: Engine) -> list[Callable[[], None]]:
@@ -120,8 +149,9 @@ def test_what_cannot_be_recorded_is_said_once_and_done_all_the_same(
         return [lambda: None]
 
     with caplog.at_level(logging.WARNING, "equipoise"):
-        steps, used = prepared("compiled", make, [])
-    assert (used, made, len(steps)) == ("eager", ["compiled", "captured", "eager"], 1)
+        steps, used = prepare("compiled", make, [])
+    # After each failure a step is done plainly, so that a fault in an objective is raised as what it is.
+    assert (used, made, len(steps)) == ("eager", ["compiled", "eager", "captured", "eager", "eager"], 1)
     assert [r.getMessage() for r in caplog.records] == [
         f"training cannot be {engine} here, and is slower: no such driver" for engine in ("compiled", "captured")
     ]
@@ -133,22 +163,27 @@ def test_what_cannot_be_recorded_is_said_once_and_done_all_the_same(
 def test_a_full_gpu_is_no_reason_for_a_simpler_engine(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+    def refuse(*_: Any) -> Callable[[], None]:
         raise error
 
-    monkeypatch.setattr(capture_module, "captured", refuse)
+    monkeypatch.setattr(capture_module, "capture", refuse)
     with caplog.at_level(logging.WARNING, "equipoise"), pytest.raises(type(error), match="memory"):
-        prepared("compiled", lambda engine: [lambda: None], [])
+        prepare("compiled", lambda engine: [lambda: None], [])
     assert not caplog.records
 
 
-def unfit_of(backbone: Any, bf16: bool = True, shape: tuple[int, int] = (32, 32), **training: bool) -> str | None:
+def unfit_of(
+    backbone: Any,
+    bf16: bool = True,
+    shape: tuple[int, int] = (32, 32),
+    method: Method = ILBaseline(),  # noqa: B008
+    **training: bool,
+) -> str | None:
     """Why there would be no kernels for a net with this backbone."""
     net = Net(backbone, LinearHead(64), torch.zeros(3), torch.ones(3))
     net.train(training.get("moving", True)).requires_grad_(training.get("learning", True))
     data = Images(torch.zeros(4, 3, *shape, dtype=torch.uint8), torch.zeros(4).long())
-    n = torch.ones(1)
-    return unfit(Step(0, 0, (1,), n, n, data, None, net, None), bf16)
+    return explain_unfit(make_step((1,), data, net=net), bf16, method)
 
 
 def test_why_there_are_no_kernels() -> None:
@@ -156,8 +191,42 @@ def test_why_there_are_no_kernels() -> None:
     assert "precision is fp32" in str(unfit_of(ResNet32(), bf16=False))
     assert "for this SmallNet" in str(unfit_of(SmallNet(3)))
     assert "30 x 32 pixels" in str(unfit_of(ResNet32(), shape=(30, 32)))
-    assert unfit_of(ResNet32(), moving=False, learning=False) is None, "a classifier on a net that rests"
-    assert "batch norms rest" in str(unfit_of(ResNet32(), moving=False)), "their gradient would be silently 0"
+    assert unfit_of(ResNet32(), moving=False, learning=False) is None, "a classifier on a frozen net"
+    assert "batch norms are frozen" in str(unfit_of(ResNet32(), moving=False)), "their gradient would be silently 0"
+    assert "makes its own" in str(unfit_of(ResNet32(), method=Busy())), "views"
+
+
+def test_a_fault_in_an_objective_is_raised_as_what_it_is(like_a_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(ILBaseline):
+        def objective(self, s: Step, b: Batch) -> Tensor:
+            return b.out.z[:, 99].sum()
+
+    with caplog.at_level(logging.WARNING, "equipoise"), pytest.raises(IndexError, match="99"):
+        trained(Faulty(), "captured")
+    assert not engines_said(caplog)
+
+
+def test_what_cannot_be_captured_is_trained_eagerly(like_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that says so is not even tried."""
+
+    class Solving(ILBaseline):
+        capturable = False
+
+    monkeypatch.setattr(capture_module, "capture", lambda *_: pytest.fail("it says that it cannot be captured"))
+    assert trained(Solving(), "captured")[1] == "eager"
+
+
+def test_generators_are_recorded_where_gradients_have_noise(like_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Sequence[torch.Generator]] = []
+
+    def note(step: Callable[[], None], state: Sequence[Tensor], generators: Sequence[torch.Generator]) -> Any:
+        given.append(generators)
+        return recorded(step, state)
+
+    monkeypatch.setattr(capture_module, "capture", note)
+    trained(ILBaseline(), "captured")
+    trained(ILBaseline(), "captured", gradient_noise=0.1)
+    assert [len(one) for one in given] == [0, 1]
 
 
 def engines_said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -166,39 +235,42 @@ def engines_said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [words for words in said if "scale of the head" not in words]
 
 
+TUNED = Finetune(2, what="all", batch_norm="eval")
+
+
 def test_another_engine_than_the_one_asked_for_is_said_once_and_why(
     like_a_gpu: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = {}
     for asked in ("auto", "fused"):
-        learner = Learner(PODNet(refit_what="all", refit_statistics="rest"), 4, recipe=Recipe(epochs=1), device="cpu")
+        learner = Learner(PODNet(finetune=TUNED), 4, recipe=Recipe(epochs=1), device="cpu")
         learner.engine, learner.engine_ = asked, "fused"  # as on a GPU
         with caplog.at_level(logging.WARNING, "equipoise"):
             for classes in (range(3), range(3, 5), range(5, 6)):
                 learner.learn(*images(classes))
-        assert learner.engine_ == "compiled"
+        assert learner.engine_used_ == "compiled"
         said[asked] = engines_said(caplog)
         caplog.clear()
     words = "training is compiled instead of fused: our kernels count in bf16, and the precision is fp32"
     assert said == {"auto": [], "fused": [words]}
 
 
-def test_a_refit_that_our_kernels_cannot_do_is_said_once(
+def test_fine_tuning_that_our_kernels_cannot_do_is_said_once(
     like_a_gpu: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[None, None]:
+    def stand_ins(engine: Engine, s: Step, bf16: bool, method: Method) -> tuple[None, None]:
         if engine == "fused" and not s.net.training:
-            raise UnfitError("batch norms rest")
+            raise UnfitError("batch norms are frozen")
         return None, None
 
-    monkeypatch.setattr("equipoise.engine.train.stand_ins", stand_ins)
-    learner = Learner(PODNet(refit_what="all", refit_statistics="rest"), 4, recipe=Recipe(epochs=1), device="cpu")
+    monkeypatch.setattr(loop, "stand_ins", stand_ins)
+    learner = Learner(PODNet(finetune=TUNED), 4, recipe=Recipe(epochs=1), device="cpu")
     learner.engine = learner.engine_ = "fused"
     with caplog.at_level(logging.WARNING, "equipoise"):
         for classes in (range(3), range(3, 5), range(5, 6)):
             learner.learn(*images(classes))
-    assert learner.engine_ == "fused", "the steps themselves go on with it"
-    assert engines_said(caplog) == ["training is compiled instead of fused: batch norms rest"]
+    assert learner.engine_used_ == "fused", "the steps themselves go on with it"
+    assert engines_said(caplog) == ["training is compiled instead of fused: batch norms are frozen"]
 
 
 def test_an_engine_that_is_not_made_for_it_is_no_failure(like_a_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,18 +280,18 @@ def test_an_engine_that_is_not_made_for_it_is_no_failure(like_a_gpu: None, caplo
         return [lambda: None]
 
     with caplog.at_level(logging.WARNING, "equipoise"):
-        assert prepared("fused", make, [])[1] == "compiled" and not caplog.records
-        assert prepared("fused", make, [], asked=True)[1] == "compiled"
+        assert prepare("fused", make, [])[1] == "compiled" and not caplog.records
+        assert prepare("fused", make, [], requested=True)[1] == "compiled"
     assert [r.getMessage() for r in caplog.records] == ["training is compiled instead of fused: it is too warm"]
 
 
 def test_a_full_gpu_is_not_taken_for_one_that_cannot_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+    def full(*_: Any) -> Callable[[], None]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(capture_module, "captured", full)
+    monkeypatch.setattr(capture_module, "capture", full)
     with pytest.raises(torch.OutOfMemoryError):
-        prepared("captured", lambda engine: [lambda: None], [])
+        prepare("captured", lambda engine: [lambda: None], [])
 
 
 def test_a_cpu_is_worked_on_as_it_is() -> None:

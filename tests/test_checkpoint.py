@@ -32,7 +32,7 @@ def images_of(*classes: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture
 def learner() -> Learner:
     settings: dict[str, Any] = {"recipe": RECIPE, "augment": Crop(1, False), "normalise": ([0.3], [0.4])}
-    return Learner(ILBaseline(loss=Balanced()), 3, **settings).learn(*images_of(0, 1))
+    return Learner(ILBaseline(Balanced()), 3, **settings).learn(*images_of(0, 1))
 
 
 @pytest.fixture
@@ -245,9 +245,10 @@ def change(folder: Path, key: str, value: Any) -> None:
 
 KEYS = tuple(
     """
-format method memory select recipe augment normalise seed device precision state tensors sha256 method.name
-method.loss method.loss.name method.loss.alpha method.T recipe.epochs recipe.lr recipe.milestones augment.pad
-state.classes state.sizes state.shape state.alphas
+format learner state tensors sha256 note learner.method learner.memory learner.select learner.recipe learner.augment
+learner.normalise learner.seed learner.device learner.precision learner.method.name learner.method.remedy
+learner.method.remedy.name learner.method.remedy.alpha learner.method.T learner.recipe.epochs learner.recipe.lr
+learner.recipe.milestones learner.augment.pad state.classes state.sizes state.shape state.alphas
 """.split()  # noqa: SIM905
 )
 
@@ -266,16 +267,27 @@ def test_json_that_was_tampered_with_is_no_traceback(key: str, saved: Path) -> N
             assert str(saved) in str(error), value
 
 
-@pytest.mark.parametrize("key", ["method", "state", "state.classes", "state.shape", "tensors", "sha256", "recipe"])
+@pytest.mark.parametrize("key", [key for key in KEYS if key != "note"])
 def test_a_missing_entry_is_an_error(key: str, saved: Path) -> None:
     change(saved, key, ...)
     with pytest.raises(DataError, match=str(saved)):
         Learner.load(saved)
 
 
-def test_loss_and_method_of_another_version_are_named(saved: Path) -> None:
-    change(saved, "method.name", "il-basline")
-    with pytest.raises(DataError, match=f"(?s){saved}.*il-basline"):
+@pytest.mark.parametrize("key", ["learner.method.T", "learner.method.remedy.alpha", "learner.recipe.lr"])
+@pytest.mark.parametrize("what", ["missing", "unknown"])
+def test_a_setting_of_another_version_is_named(what: str, key: str, saved: Path) -> None:
+    *_, name = key.split(".")
+    change(saved, key if what == "missing" else f"{key}_new", ... if what == "missing" else 1)
+    name = name if what == "missing" else f"{name}_new"
+    with pytest.raises(DataError, match=f"(?s){saved}.*of this version of Equipoise: {name} is {what}"):
+        Learner.load(saved)
+
+
+@pytest.mark.parametrize(("key", "near"), [("method", "il-basline"), ("method.remedy", "blanced")])
+def test_method_and_remedy_of_another_version_are_named(key: str, near: str, saved: Path) -> None:
+    change(saved, f"learner.{key}.name", near)
+    with pytest.raises(DataError, match=f"(?s){saved}.*{near}.*did you mean"):
         Learner.load(saved)
 
 

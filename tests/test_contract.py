@@ -1,8 +1,9 @@
-"""The contract: what every method owes its user, with every loss and every kind of memory."""
+"""The contract: what every method owes its user, with every remedy and every kind of memory."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,44 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from equipoise import Balanced, Crop, Learner, Meta, Method, Recipe, Relaxed, Standard, UsageError, methods
+from equipoise import (
+    Balanced,
+    BalancedFinetuning,
+    ClassOversampling,
+    Crop,
+    Finetune,
+    Learner,
+    LossRescaling,
+    MemoryOversampling,
+    Meta,
+    Method,
+    Recipe,
+    Relaxed,
+    Remedy,
+    SeparatedSoftmax,
+    Stage,
+    Standard,
+    UsageError,
+    methods,
+)
 from equipoise.data import datasets
-from equipoise.losses import LOSSES, Loss
+from equipoise.remedies import REMEDIES
+from equipoise.step import Plan
 
-# Those of this package: another test may define a toy method of its own.
-METHODS = {name: kind for name, kind in methods.known().items() if kind.__module__.startswith("equipoise.")}
-KINDS: dict[str, Loss] = {
+METHODS = methods.built_in()
+SHORT = Finetune(epochs=2, batch=16)
+KINDS: dict[str, Remedy] = {
     "standard": Standard(),
     "balanced": Balanced(alpha=0.5),
     "relaxed": Relaxed(),
     "relaxed-0": Relaxed(0),
     "meta": Meta(every=2),
-    "meta-all": Meta(every=3, hold=0.5, count="all"),
+    "meta-all": Meta(every=3, hold_out=0.5, count="all"),
+    "memory-oversampling": MemoryOversampling(share=0.3),
+    "class-oversampling": ClassOversampling(),
+    "loss-rescaling": LossRescaling(),
+    "balanced-finetuning": BalancedFinetuning(SHORT),
+    "separated-softmax": SeparatedSoftmax(),
 }
 MEMORIES: dict[str, dict[str, Any]] = {
     "per-class": {"memory": 4},
@@ -34,9 +60,12 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 STEPS = ((7, 2, 5), (0, 9), (4,))  # the last one brings a single class
 RECIPE = Recipe(epochs=3, lr=0.1, batch=16)
+ONCE = replace(RECIPE, epochs=1)
 
 EACH = 56
 """images of every class to learn from"""
+FEW = 20
+"""the same, where many cells are gone through"""
 
 DIGITS = datasets.load("digits")
 TEST = DIGITS.test.x[::4].numpy()
@@ -65,44 +94,118 @@ def assert_identical(a: Learner, b: Learner, tmp: Path) -> None:
     np.testing.assert_array_equal(a.predict_proba(TEST), b.predict_proba(TEST))
 
 
-def refused(method: str, loss: Loss, memory: Any) -> str | None:
+BY_LAMBDA = {"standard", "balanced", "relaxed", "meta"}
+TAKES: dict[str, set[str]] = {
+    **{name: set(REMEDIES) for name in ("fine-tuning", "il-baseline", "lucir")},
+    "podnet": BY_LAMBDA | {"memory-oversampling", "class-oversampling"},
+    **dict.fromkeys(("ncm", "slda"), BY_LAMBDA),
+    **{name: {"standard"} for name in ("bic", "joint", "ss-il")},
+}
+"""the remedies that go with each method"""
+
+
+def refused(method: str, remedy: Remedy, memory: Any) -> str | None:
     """What the refusal of this combination speaks of, if it is one."""
-    if isinstance(loss, Meta) and memory in (0, 1, "total:0", "total:1"):
-        return "memory of at least 2"
-    if loss == Relaxed(0) and memory not in (0, "total:0"):
+    if remedy.name not in TAKES[method]:
+        return f"remedy {remedy.name} does not go with {method}, which takes standard"
+    none = memory in (0, "total:0")
+    if isinstance(remedy, Meta) and (none or memory in (1, "total:1")):
+        return "remedy meta needs at least 2 image"
+    if remedy == Relaxed(0) and not none:
         return "epsilon 0"
-    if method == "joint" and loss != Standard():
-        return "use the standard loss"
+    if none and remedy.name not in BY_LAMBDA:
+        return f"remedy {remedy.name} needs at least 1 image"
     if method == "joint" and memory != "all":
-        return "use memory all"
+        return "joint needs all images"
+    if method == "bic" and none:
+        return "at least 2 image"
     return None
 
 
-def test_no_method_and_no_loss_is_left_out() -> None:
-    assert METHODS, "no method is known"
-    assert {loss.name for loss in KINDS.values()} == set(LOSSES)
+def made(method: str, remedy: Remedy, **settings: Any) -> Method:
+    """The method, with short fine-tuning where it has some and this would be done."""
+    kind: Any = METHODS[method]
+    own = {"finetune": SHORT} if any(f.name == "finetune" for f in fields(kind)) else {}
+    keeps = remedy.keeps_finetuning and settings.get("memory") != 0
+    return kind(remedy, **(own if keeps else {}))
 
 
-@pytest.mark.parametrize(
-    ("method", "loss", "memory"),
-    # Everything is kept for joint training only: it would take long for all.
-    [(a, b, c) for a in METHODS for b in KINDS for c in MEMORIES if c != "all" or a == "joint"],
-)
-def test_contract(method: str, loss: str, memory: str, tmp_path: Path) -> None:
-    settings = {"method": METHODS[method](loss=KINDS[loss]), "recipe": RECIPE, "seed": 3, **MEMORIES[memory]}
-    if reason := refused(method, KINDS[loss], settings["memory"]):
-        with pytest.raises(UsageError, match=reason):
+def test_no_method_and_no_remedy_is_left_out() -> None:
+    assert METHODS.keys() == TAKES.keys() and {remedy.name for remedy in KINDS.values()} == set(REMEDIES)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("remedy", KINDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_cell_is_learned_or_refused_before_anything_is_computed(
+    method: str, remedy: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainings: a straight one, and one that goes on from what was saved at its first epoch, unobserved."""
+    mode = MEMORIES[memory]
+    settings = {"method": made(method, KINDS[remedy], **mode), "recipe": ONCE, "seed": 3, **mode}
+    if reason := refused(method, KINDS[remedy], mode["memory"]):
+        with pytest.raises(UsageError, match=reason) as caught:
             Learner(**settings)
+        assert "\n" not in str(caught.value) and len(str(caught.value).split()) > 5
         return
-    check_contract(settings, tmp_path)
+    learner, stages = Learner(**settings), []
+
+    def save_and_look(learner: Learner) -> None:
+        assert learner.unfinished_ and learner.progress_ is not None
+        stages.append((learner.progress_.step, learner.stage_, learner.progress_.epoch))
+        learner.save(tmp_path / "{}-{}-{}".format(*stages[-1]))
+        learner.predict_proba(TEST)
+
+    for t, classes in enumerate(STEPS):
+        assert learner.learn(*images_of(classes, FEW), save_and_look) is learner
+        check_predictions(learner, t)
+        check_memory(learner, t, FEW)
+    assert stages == expected_stages(learner)
+    resumed = Learner.load(tmp_path / "0-train-1")
+    assert resumed.unfinished_
+    assert_identical(learner, learn_all(resumed, 0, FEW), tmp_path)
+    if stages[-1][1] == "refit":  # from the middle of fine-tuning
+        resumed = Learner.load(tmp_path / "2-refit-1")
+        assert resumed._live is not None and resumed._live.at.stage == 2
+        assert_identical(learner, learn_all(resumed, 2, FEW), tmp_path)
 
 
-@pytest.mark.parametrize("loss", ["balanced", "meta"])
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"joint"}))
-def test_contract_in_bf16(method: str, loss: str, tmp_path: Path) -> None:
+def expected_stages(learner: Learner) -> list[tuple[int, str, int]]:
+    """What is trained, epoch by epoch: in all steps or in the first; after the base step, and where it is done,
+    the correction of BiC and fine-tuning."""
+    method, name, memory = learner.method, learner.method.remedy.name, learner.memory != 0
+    found = []
+    for t in range(len(STEPS)):
+        if t == 0 or method.name not in ("ncm", "slda"):
+            found.append((t, "train", 1))
+        if t and method.name == "bic":
+            found += [(t, "bias", k) for k in (1, 2)]
+        own = method.name in ("lucir", "podnet") and name in ("standard", "memory-oversampling", "class-oversampling")
+        if t and memory and (own or name == "balanced-finetuning"):
+            found += [(t, "refit", k) for k in (1, 2)]
+    return found
+
+
+@pytest.mark.parametrize("remedy", ["standard", "meta"])
+@pytest.mark.parametrize("method", METHODS)
+def test_contract(method: str, remedy: str, tmp_path: Path) -> None:
+    memory = "all" if method == "joint" else 4
+    if KINDS[remedy].name in TAKES[method]:
+        settings = {"method": made(method, KINDS[remedy]), "recipe": RECIPE, "seed": 3, "memory": memory}
+        check_contract(settings, tmp_path)
+
+
+@pytest.mark.parametrize("remedy", ["balanced", "meta"])
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"joint", "bic", "ss-il"}))
+def test_contract_in_bf16(method: str, remedy: str, tmp_path: Path) -> None:
     check_contract(
-        {"method": METHODS[method](loss=KINDS[loss]), "memory": 4, "recipe": RECIPE, "precision": "bf16"}, tmp_path
+        {"method": made(method, KINDS[remedy]), "memory": 4, "recipe": RECIPE, "precision": "bf16"}, tmp_path
     )
+
+
+@pytest.mark.parametrize("method", ["bic", "ss-il"])
+def test_contract_in_bf16_of_what_takes_no_remedy(method: str, tmp_path: Path) -> None:
+    check_contract({"method": METHODS[method](), "memory": 4, "recipe": RECIPE, "precision": "bf16"}, tmp_path)
 
 
 def check_contract(settings: dict[str, Any], tmp: Path) -> None:
@@ -111,19 +214,21 @@ def check_contract(settings: dict[str, Any], tmp: Path) -> None:
     for name, value in given.items():
         assert getattr(learner, name) is value, f"{name} was not stored as it was given"
 
-    during: dict[tuple[int, int], np.ndarray] = {}
+    during: dict[tuple[int, str, int], np.ndarray] = {}
 
     def save_and_look(learner: Learner) -> None:
         assert learner.unfinished_ and learner.progress_ is not None
-        at = learner.progress_.step, learner.progress_.epoch
-        learner.save(tmp / "{}-{}".format(*at))
+        at = learner.progress_.step, learner.progress_.stage, learner.progress_.epoch
+        learner.save(tmp / "{}-{}-{}".format(*at))
         during[at] = learner.predict_proba(TEST)
 
     for t, classes in enumerate(STEPS):
         x, y = images_of(classes)
         assert learner.learn(x, y, save_and_look) is learner
         check_predictions(learner, t)
-        check_memory(learner, t)
+        if t == 0:  # told apart far better than by chance, so the columns are those of the classes
+            assert (learner.predict(x) == y).mean() > 0.6
+        check_memory(learner, t, EACH)
         check_round_trip(learner, tmp / f"after-{t}")
     for name, value in given.items():
         assert getattr(learner, name) is value, f"learning changed {name}"
@@ -133,20 +238,26 @@ def check_contract(settings: dict[str, Any], tmp: Path) -> None:
     other = learn_all(Learner(**{**settings, "seed": 4}))
     assert not np.array_equal(learner.predict_proba(TEST), other.predict_proba(TEST))
 
-    # From any epoch of any step, the rest leads to the same end.
-    for at in ((0, 1), (1, 2), (2, 3)):
-        if not learner.method.learns(at[0]):
+    # From any epoch of any stage of any step, the rest leads to the same end.
+    for at in ((0, "train", 1), (1, "train", 2), (2, "train", 3), (1, "refit", 1), (2, "refit", 2), (1, "bias", 6)):
+        t, stage, _ = at
+        names = {one.name for one in stages_of(learner.method, t) if isinstance(one, Stage)}
+        if stage not in names:
             assert at not in during
             continue
-        resumed = Learner.load(tmp / "{}-{}".format(*at))
+        resumed = Learner.load(tmp / "{}-{}-{}".format(*at))
         assert resumed.unfinished_
         np.testing.assert_array_equal(resumed.predict_proba(TEST), during[at])
-        assert_identical(learner, learn_all(resumed, at[0]), tmp)
+        assert_identical(learner, learn_all(resumed, t), tmp)
 
 
-def learn_all(learner: Learner, first: int = 0) -> Learner:
+def stages_of(method: Method, t: int) -> Any:
+    return method.stages(Plan(t, tuple(map(len, STEPS[: t + 1])), (1, 8, 8), (4,) * 6, 4, 4))
+
+
+def learn_all(learner: Learner, first: int = 0, each: int = EACH) -> Learner:
     for classes in STEPS[first:]:
-        learner.learn(*images_of(classes))
+        learner.learn(*images_of(classes, each))
     return learner
 
 
@@ -161,23 +272,19 @@ def check_predictions(learner: Learner, t: int) -> None:
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
     assert set(labels.tolist()) <= set(learner.classes_)
     np.testing.assert_array_equal(labels, np.array(learner.classes_)[p.argmax(1)])
-    # Training images are told apart far better than by chance, so the columns are those of the classes.
-    x, y = images_of(STEPS[t])
-    if t == 0:
-        assert (learner.predict(x) == y).mean() > 0.6
     # α belongs to Meta, and to the steps after the first.
     learned = [a is not None for a in learner.alphas_]
-    trained = [k > 0 and learner.method.learns(k) for k in range(t + 1)]
-    assert learned == [isinstance(learner.method.loss, Meta) and one for one in trained]
+    trained = [k > 0 and learner.method.name not in ("ncm", "slda") for k in range(t + 1)]
+    assert learned == [isinstance(learner.method.remedy, Meta) and one for one in trained]
 
 
-def check_memory(learner: Learner, t: int) -> None:
+def check_memory(learner: Learner, t: int, each: int) -> None:
     kept, classes = learner.exemplars_, len(learner.classes_)
     assert kept is not None and kept.x.dtype == torch.uint8 and len(kept.x) == len(kept.y)
-    share = {4: 4, "total:21": 21 // classes, 0: 0, "all": EACH}[learner.memory]  # type: ignore[index]
+    share = {4: 4, "total:21": 21 // classes, 0: 0, "all": each}[learner.memory]  # type: ignore[index]
     assert kept.y.tolist() == [c for c in range(classes) for _ in range(share)]
     for c, label in enumerate(learner.classes_):
-        theirs = {image.tobytes() for image in images_of((label,))[0]}  # type: ignore[arg-type]
+        theirs = {image.tobytes() for image in images_of((label,), each)[0]}  # type: ignore[arg-type]
         mine = [image.numpy().tobytes() for image in kept.x[kept.y == c]]
         assert set(mine) <= theirs and len(set(mine)) == len(mine), f"exemplars of {label} are not its own"
 
@@ -203,29 +310,28 @@ def test_augmentation_and_statistics_survive_saving(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [0, 1, "total:0", "total:1"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(name for name, takes in TAKES.items() if "meta" in takes))
 def test_meta_is_refused_without_two_exemplars_per_class(method: str, memory: int | str) -> None:
-    with pytest.raises(UsageError, match="memory of at least 2"):
-        Learner(METHODS[method](loss=Meta()), memory)
-    if method != "joint":
-        Learner(METHODS[method](loss=Meta()), 2)
+    with pytest.raises(UsageError, match="at least 2 image"):
+        Learner(METHODS[method](Meta()), memory)
+    Learner(METHODS[method](Meta()), 2)
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, "0", "0%", "0.0 %"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(name for name, takes in TAKES.items() if "relaxed" in takes))
 def test_relaxed_0_is_refused_with_memory(method: str, epsilon: float | str) -> None:
     for memory in (1, "total:10"):
         with pytest.raises(UsageError, match="epsilon 0"):
-            Learner(METHODS[method](loss=Relaxed(epsilon)), memory)
-    if method != "joint":
-        Learner(METHODS[method](loss=Relaxed(epsilon)), 0)
+            Learner(METHODS[method](Relaxed(epsilon)), memory)
+    Learner(METHODS[method](Relaxed(epsilon)), 0)
 
 
-def test_meta_is_refused_in_the_step_whose_share_is_too_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["il-baseline", "bic"])
+def test_a_step_whose_share_is_too_small_is_refused(name: str, tmp_path: Path) -> None:
     """A budget of 9 leaves 3 for each of 3 classes, but 1 for each of 5."""
-    method: Method = METHODS["il-baseline"](loss=Meta())
+    method: Method = METHODS[name](Meta() if name == "il-baseline" else Standard())
     learner = Learner(method, "total:9", recipe=RECIPE).learn(*images_of(STEPS[0])).learn(*images_of(STEPS[1]))
     before = Learner(method, "total:9", recipe=RECIPE).learn(*images_of(STEPS[0])).learn(*images_of(STEPS[1]))
-    with pytest.raises(UsageError, match=r"memory of at least 2 .* has 1\b"):
+    with pytest.raises(UsageError, match=r"at least 2 image.* 1\b"):
         learner.learn(*images_of(STEPS[2]))
     assert_identical(learner, before, tmp_path)

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 def said_of(text):
-    """What the sentence claims: points against Standard by memory and loss, and Standard's own accuracy."""
+    """What the sentence claims: points against Standard by memory and remedy, and Standard's own accuracy."""
     (sentence,) = [line for line in text.splitlines() if line.startswith("In average incremental accuracy")]
     assert sentence.endswith(".")
     parts = dict(zip(("5", "0"), sentence.split(";"), strict=True))
     assert "with 5 images per class in memory" in parts["5"] and "without memory" in parts["0"]
     claims = {}
     for memory, part in parts.items():
-        for loss, points, where in re.findall(r"(\w+) ends ([\d.]+) points (above|below) standard", part):
-            claims[memory, loss] = float(points) if where == "above" else -float(points)
+        for remedy, points, where in re.findall(r"(\w+) ends ([\d.]+) points (above|below) standard", part):
+            claims[memory, remedy] = float(points) if where == "above" else -float(points)
         claims[memory, "standard"] = float(re.search(r"\(([\d.]+)%\)", part)[1])
     return claims
 
@@ -50,25 +50,28 @@ def test_the_demo(capsys, monkeypatch):
     assert command(["demo", "--seeds", "1", "--out", "demo"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    folders = {(m, loss): Path(f"demo/{loss}_memory-{m}_seed-0") for m, losses in CASES.items() for loss in losses}
+    folders = {
+        (m, remedy): Path(f"demo/{remedy}_memory-{m}_seed-0") for m, remedies in CASES.items() for remedy in remedies
+    }
     results = {case: json.loads((folder / "result.json").read_text()) for case, folder in folders.items()}
     average = {case: r["average_incremental_accuracy"] for case, r in results.items()}
 
-    for (memory, loss), r in results.items():
+    for (memory, remedy), r in results.items():
         s = r["run"]
-        assert (s["loss"], s["memory"], s["dataset"], s["base"], s["steps"]) == (loss, memory, "digits", 5, 5)
-        assert average[memory, loss] == pytest.approx(np.mean([step["top1"] for step in r["steps"]]))
-        assert f"{loss}, memory {memory}, seed 0: average incremental accuracy {average[memory, loss]:.2f}%" in out
+        assert (s["method"]["remedy"]["name"], s["protocol"]["memory"], s["data"]["name"]) == (remedy, memory, "digits")
+        assert (s["method"]["name"], s["protocol"]["base"], s["protocol"]["steps"]) == ("il-baseline", 5, 5)
+        assert average[memory, remedy] == pytest.approx(np.mean([step["top1"] for step in r["steps"]]))
+        assert f"{remedy}, memory {memory}, seed 0: average incremental accuracy {average[memory, remedy]:.2f}%" in out
     # What the paper is about.
     assert average["5", "balanced"] >= average["5", "standard"] + 15
     assert average["0", "balanced"] > average["0", "standard"]
     assert average["0", "relaxed"] > average["0", "standard"]
 
     table = [line.split() for line in out.splitlines() if re.match(r" +[05] +[a-z]+ +\d", line)]
-    for row, (memory, loss) in zip(table, results, strict=True):
-        final = results[memory, loss]["final"]
-        numbers = [average[memory, loss], final["top1"], final["base"], final["new"]]
-        assert row == [memory, loss, *(f"{v:.2f}" for v in numbers)]
+    for row, (memory, remedy) in zip(table, results, strict=True):
+        final = results[memory, remedy]["final"]
+        numbers = [average[memory, remedy], final["top1"], final["base"], final["new"]]
+        assert row == [memory, remedy, *(f"{v:.2f}" for v in numbers)]
     for case, claim in said_of(out).items():
         true = average[case] if case[1] == "standard" else average[case] - average[case[0], "standard"]
         assert claim == pytest.approx(true, abs=0.0501)
@@ -82,7 +85,7 @@ def test_the_demo(capsys, monkeypatch):
     def fit(*args, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("equipoise.learner.step.fit", fit)
+    monkeypatch.setattr("equipoise.learner.fit", fit)
     assert command(["demo", "--seeds", "1", "--out", "demo"]) == 0
     again = capsys.readouterr().out
     assert again.splitlines()[:-1] == out.splitlines()[:-1]
@@ -99,7 +102,7 @@ def made_up(average, final=(50.0, 60.0, 40.0)):
         "steps": steps,
         "confusion": np.eye(10, dtype=int).tolist(),
         "class_order": list(range(10)),
-        "run": {"base": 5},
+        "run": {"protocol": {"base": 5}},
     }
 
 
@@ -124,7 +127,7 @@ def test_the_sentence_says_above_and_below():
 
 
 def test_the_sentence_does_not_make_a_difference_of_none():
-    words = demo.sentence(by_case({(m, loss): [50.0] for m, losses in CASES.items() for loss in losses}))
+    words = demo.sentence(by_case({(m, remedy): [50.0] for m, remedies in CASES.items() for remedy in remedies}))
     assert "above" not in words and "below" not in words
     assert words.count("like standard") == 4
     assert "0.0 points like" not in words  # points are above or below, not like
@@ -133,22 +136,23 @@ def test_the_sentence_does_not_make_a_difference_of_none():
 @pytest.fixture
 def quick(monkeypatch):
     """The demo without training: each run's accuracy follows from its settings."""
-    asked = []
+    done = []
 
-    def run(run, out, **more):
-        loss = run.method.loss.name
-        asked.append((run.seed, run.memory, loss))
-        rank = {"standard": 30.0, "balanced": 60.0, "meta": 55.0, "relaxed": 20.0}[loss] + int(run.memory)
+    def run(run, out, machine, options, watch):
+        remedy, memory = run.method.remedy.name, run.protocol.memory
+        assert (machine.device, options.store) == ("cpu", out.parent / "store")
+        done.append((run.seed, memory, remedy))
+        rank = {"standard": 30.0, "balanced": 60.0, "meta": 55.0, "relaxed": 20.0}[remedy] + int(memory)
         return made_up(rank + run.seed**2, (rank + run.seed, rank, rank - run.seed))
 
     monkeypatch.setattr(demo, "run", run)
-    return asked
+    return done
 
 
 def test_three_seeds_of_six_cases_make_a_table(capsys, quick):
     assert command(["demo"]) == 0
     out = capsys.readouterr().out
-    assert quick == [(seed, m, loss) for seed in range(3) for m, losses in CASES.items() for loss in losses]
+    assert quick == [(seed, m, remedy) for seed in range(3) for m, remedies in CASES.items() for remedy in remedies]
     assert "mean ± deviation over 3 seed(s)" in out
     # Averages are rank + (0, 1, 4): mean 5/3, deviation √(13/3); the final ones rank + (0, 1, 2) and rank - (0, 1, 2).
     row = next(line for line in out.splitlines() if re.match(r" +5 +balanced +\d", line))
@@ -191,6 +195,15 @@ def test_no_seeds_are_refused(capsys, words):
     assert command(["demo", *words]) == 2
     assert capsys.readouterr().err == f"equipoise: --seeds must be 1 or more, not {words[1]}\n"
     assert not Path("demo").exists()
+
+
+def test_a_folder_with_a_picture_of_somebody_else_is_left_alone(capsys, quick):
+    Path("mine").mkdir()
+    Path("mine/accuracy.png").write_bytes(b"holiday")
+    assert command(["demo", "--out", "mine"]) == 2
+    assert "mine holds accuracy.png, which equipoise did not write" in capsys.readouterr().err
+    assert quick == [] and [p.name for p in Path("mine").iterdir()] == ["accuracy.png"]
+    assert Path("mine/accuracy.png").read_bytes() == b"holiday"
 
 
 def test_a_folder_that_is_a_file(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +15,24 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise import Balanced, Learner, Meta, Method, Out, Recipe, Standard
+from equipoise import Balanced, Batch, Learner, Meta, Method, Out, Recipe, Standard, UsageError
 from equipoise.cli import command
+from equipoise.cli.flags import Request, parse_request
 from equipoise.data.datasets import load
-from equipoise.methods import known
-from equipoise.runs.run import Run, run
+from equipoise.methods import built_in, known
+from equipoise.remedies import REMEDIES
+from equipoise.runs.run import run
+from equipoise.runs.settings import Data, Machine, Protocol, Run
 
 ROOT = Path(__file__).parents[1]
 QUICK = Recipe(epochs=3, lr=0.05, batch=32)
+
+
+def part(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Training images of some digits, and their labels."""
+    train = load("digits").train
+    where = train.positions(first, last)
+    return train.x[where], train.y[where]
 
 
 def blocks(path: Path) -> list[str]:
@@ -29,26 +40,75 @@ def blocks(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Method]]:
-    """The toy method of docs/adding-a-method.md, imported as a user's file would be."""
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The methods of docs/adding-a-method.md, imported as a user's file would be."""
     folder = tmp_path_factory.mktemp("toy")
-    (folder / "keep_features.py").write_text(blocks(ROOT / "docs/adding-a-method.md")[0])
+    complete, _, *others = blocks(ROOT / "docs/adding-a-method.md")
+    (folder / "keep_features.py").write_text("\n".join([complete, *others]))
     sys.path.insert(0, str(folder))
-    yield importlib.import_module("keep_features").KeepFeatures
+    yield importlib.import_module("keep_features")
     sys.path.remove(str(folder))
 
 
+@pytest.fixture
+def toy(toys: Any) -> type[Method]:
+    """The complete method of the first block."""
+    return toys.KeepFeatures  # type: ignore[no-any-return]
+
+
 def test_the_toy_method_learns_by_its_formula(toy: type[Method]) -> None:
-    data = load("digits").train
-    learner = Learner(toy(loss=Balanced()), memory=5, recipe=QUICK, device="cpu")
-    first, second = data.of(0, 5), data.of(5, 7)
-    learner.learn(first.x, first.y)
-    before = learner.logits(first.x).argmax(1)
-    assert (before == first.y).float().mean() > 0.8
-    learner.learn(second.x, second.y)
+    learner = Learner(toy(Balanced()), memory=5, recipe=QUICK, device="cpu")
+    (x, y), (more_x, more_y) = part(0, 5), part(5, 7)
+    learner.learn(x, y)
+    assert (learner.logits(x).argmax(1) == y).float().mean() > 0.8
+    learner.learn(more_x, more_y)
     assert learner.classes_ == list(range(7))
-    both = data.of(0, 7)
-    assert np.mean(learner.predict(both.x) == both.y.numpy()) > 0.5
+    x, y = part(0, 7)
+    assert np.mean(learner.predict(x) == y.numpy()) > 0.5
+
+
+def test_the_method_in_stages_trains_and_freezes_what_it_says(toys: Any, tmp_path: Path) -> None:
+    recipe = Recipe(epochs=10, lr=0.5, batch=32)  # the backbone learns at a tenth of it
+    shifted, seen = Learner(toys.Shifted(), memory=5, recipe=recipe, device="cpu"), []
+    shifted.learn(*part(0, 5))
+    assert "gamma" not in shifted.state_.extra
+    shifted.learn(*part(5, 7), lambda now: seen.append((now.stage_, [*now._live.net.state_dict().values()])))  # type: ignore[union-attr]
+    assert [stage for stage, _ in seen] == ["train"] * 10 + ["shift"] * 3
+    last, after = seen[9][1], shifted.state_.net.state_dict().values()  # type: ignore[union-attr]
+    assert all(torch.equal(a, b) for a, b in zip(last, after))  # only γ is learned in the second stage
+    gamma = shifted.state_.extra["gamma"]
+    assert gamma < 0  # it takes from the new classes, which have more images
+    x, y = part(0, 7)
+    z = shifted.logits(x)
+    bare = Learner(toys.KeepFeatures(), device="cpu")
+    bare.state_ = shifted.state_
+    assert torch.allclose(z[:, :5], bare.logits(x)[:, :5])
+    assert torch.allclose(z[:, 5:], bare.logits(x)[:, 5:] + gamma)
+    assert np.mean(shifted.predict(x) == y.numpy()) > 0.6
+    assert (shifted.predict(x) >= 5).sum() < (bare.predict(x) >= 5).sum()
+    shifted.save(tmp_path / "shifted")
+    assert torch.equal(Learner.load(tmp_path / "shifted").logits(x), z)
+    with pytest.raises(UsageError, match="shifted, which takes standard: it corrects"):
+        Learner(toys.Shifted(Balanced()), memory=5)
+    with pytest.raises(UsageError, match="at least 2"):
+        Learner(toys.Shifted(), memory=1)
+
+
+def test_the_method_with_images_beside_counts_them_and_predicts_by_means(toys: Any) -> None:
+    learner = Learner(toys.Beside(Balanced()), memory=5, recipe=QUICK, device="cpu")
+    learner.learn(*part(0, 5)).learn(*part(5, 7))
+    seen = learner.state_.extra["seen"]
+    batches = 3 * (2 * 280) // 32 + 1  # of 32 images each, from a stream of epochs with as many old images as new ones
+    assert seen.sum() == 32 * batches and seen[:5].min() > 100
+    assert abs(seen[:5].sum() - seen[5:].sum()) < 32
+    means = learner.state_.extra["means"]
+    assert means.shape[0] == 7 and torch.allclose(means.norm(dim=1), torch.ones(7))
+    x, y = part(0, 7)
+    assert learner.logits(x).abs().max() <= 1.0001  # cosines
+    assert np.mean(learner.predict(x) == y.numpy()) > 0.5
+    plain = Learner(toys.KeepFeatures(Balanced()), memory=5, recipe=QUICK, device="cpu")
+    plain.learn(*part(0, 5)).learn(*part(5, 7))
+    assert not torch.equal(plain.logits(x), learner.logits(x))
 
 
 def test_the_toy_methods_objective_is_what_its_docstring_says(toy: type[Method]) -> None:
@@ -56,7 +116,7 @@ def test_the_toy_methods_objective_is_what_its_docstring_says(toy: type[Method])
     z, h, h_old = (torch.randn(6, 4, generator=gen, dtype=torch.float64) for _ in range(3))
     y = torch.tensor([0, 1, 2, 3, 0, 1])
     step: Any = type("S", (), {"t": 1, "lam": torch.ones(4, dtype=torch.float64)})()
-    value = toy(loss=Standard(), w=3.0).objective(step, y, Out(z, h, [], {}), Out(z, h_old, [], {}))  # type: ignore[call-arg]
+    value = toy(Standard(), w=3.0).objective(step, Batch(y, Out(z, h, [], {}), Out(z, h_old, [], {})))  # type: ignore[call-arg]
     ce = -torch.log_softmax(z, 1)[torch.arange(6), y].mean()
     cos = (h * h_old).sum(1) / (h.norm(dim=1) * h_old.norm(dim=1))
     assert torch.allclose(value, ce + 3.0 * (1 - cos).mean(), rtol=1e-9)
@@ -81,30 +141,49 @@ def test_a_method_without_a_name_is_called_like_its_class() -> None:
 
 
 def test_the_toy_method_runs_and_records(toy: type[Method], tmp_path: Path) -> None:
-    asked = Run(toy(loss=Meta()), dataset="digits", base=8, steps=1, memory="4", recipe=QUICK, device="cpu")
-    result = run(asked, tmp_path / "a")
+    one = Run(toy(Meta()), Data("digits"), Protocol(base=8, steps=1, memory="4"), QUICK)
+    result = run(one, tmp_path / "a", Machine(device="cpu"))
     assert known()["keep-features"] is toy
-    assert result["run"]["method"] == "keep-features"
-    assert result["run"]["w"] == 5.0
-    assert Learner.load(tmp_path / "a" / "model").method == asked.method
+    assert result["run"]["method"]["name"] == "keep-features"
+    assert (result["run"]["method"]["w"], result["run"]["method"]["remedy"]["name"]) == (5.0, "meta")
+    assert Learner.load(tmp_path / "a" / "model").method == one.method
+
+
+def test_the_toy_method_is_a_word_of_the_command_line(
+    toy: type[Method], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["run", "keep-features", "--w", "2", "--remedy", "balanced", "--dataset", "digits", "--steps", "1"]
+    assert command([*words, "--epochs", "1", "--store", "none", "--out", str(tmp_path / "a")]) == 0
+    assert Learner.load(tmp_path / "a" / "model").method == toy(Balanced(), w=2.0)  # type: ignore[call-arg]
+    command(["run", "keep-features", "--help"])
+    assert re.search(r"--w FLOAT +weight of the second term \(default: 5.0\)", capsys.readouterr().out)
+
+
+def test_all_that_can_be_changed_in_a_method_is_in_the_document() -> None:
+    text = (ROOT / "docs/adding-a-method.md").read_text()
+    table = text[text.index("## What can be changed") :]
+    inner = {"check", "overrides", "with_remedy", "classify", "lam", "recipe_for", "finetuning", "refinements"}
+    names = {name for name in vars(Method) if not name.startswith("_")} - inner
+    names -= {"name", "title", "cost", "continues", "herds_unit_length"}
+    lacking = {name for name in names if not re.search(rf"`{name}\b", table)}
+    assert not lacking
 
 
 def test_the_readmes_library_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    data = load("digits").train
-    first, second = data.of(0, 5), data.of(5, 7)
+    (x, y), (more_x, more_y) = part(0, 5), part(5, 7)
     scope: dict[str, Any] = {
-        "images": first.x.numpy(),
-        "labels": first.y.numpy(),
-        "more_images": second.x.numpy(),
-        "more_labels": second.y.numpy(),
+        "images": x.numpy(),
+        "labels": y.numpy(),
+        "more_images": more_x.numpy(),
+        "more_labels": more_y.numpy(),
     }
     text = blocks(ROOT / "README.md")[0]
     assert "Learner(" in text
     exec(compile(text, "README.md", "exec", dont_inherit=True), scope)
     loaded = scope["Learner"].load("model")
     assert loaded.classes_ == list(range(7))
-    assert (loaded.predict(second.x) == scope["learner"].predict(second.x)).all()
+    assert (loaded.predict(more_x) == scope["learner"].predict(more_x)).all()
 
 
 def test_the_readme_names_the_two_commands_and_pictures_that_exist() -> None:
@@ -115,22 +194,29 @@ def test_the_readme_names_the_two_commands_and_pictures_that_exist() -> None:
 
 
 def test_every_flag_of_the_documents_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (
-        "run podnet",
-        "run lucir",
-        "run ncm",
-        "sweep il-baseline",
-        "paper",
-        "report",
-        "bench",
-        "show",
-        "demo",
-    ):
-        command([*words.split(), "--help"])
+    for name, kind in built_in().items():
+        for remedy in kind.remedies or REMEDIES if kind.remedies != () else ["standard"]:
+            command(["run", name, "--remedy", remedy, "--help"])
+        command(["run", name, "--help"])
+    for verb in ("paper", "report", "bench", "show", "demo", "sweep il-baseline"):
+        command([*verb.split(), "--help"])
     helped = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", capsys.readouterr().out))
-    for name in ("README.md", "docs/reproducing.md", "results/README.md"):
-        said = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", (ROOT / name).read_text()))
-        assert said <= helped, f"{name}: {said - helped}"
+    for name in ("README.md", "docs/reproducing.md", "results/README.md", "results/make.sh", "CHANGELOG.md"):
+        written = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", (ROOT / name).read_text()))
+        assert written <= helped | {"--version"}, f"{name}: {written - helped}"
+
+
+def commands_in(path: Path) -> list[str]:
+    """The commands for one run that a document shows whole."""
+    return re.findall(r"equipoise run [a-z][a-z-]* --[^`\n]*", path.read_text())
+
+
+def test_every_run_of_the_documents_can_be_parsed() -> None:
+    found = [words for name in ("README.md", "docs/reproducing.md") for words in commands_in(ROOT / name)]
+    assert len(found) >= 4
+    for words in found:
+        if "--help" not in words:
+            parse_request(shlex.split(words)[2:], "run", Request)
 
 
 def test_every_link_between_documents_leads_somewhere() -> None:

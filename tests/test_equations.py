@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from steps import make_step
 from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise import (
     Balanced,
+    BalancedFinetuning,
+    Batch,
     EquipoiseError,
+    Finetune,
     ILBaseline,
+    MemoryOversampling,
     Meta,
     Method,
     Out,
+    Plan,
     Recipe,
     Relaxed,
+    Remedy,
+    SeparatedSoftmax,
     Standard,
     Step,
     UsageError,
 )
 from equipoise.data.images import Images
-from equipoise.losses import Loss, distillation, log_weights, weighted_cross_entropy
+from equipoise.data.memory import EVERYTHING
+from equipoise.losses import distillation, log_weights, weighted_cross_entropy
 
 NAN, INF = math.nan, math.inf
 Numbers = list[float]
@@ -84,15 +93,23 @@ def labels(rows: int, classes: list[int]) -> Tensor:
     return torch.tensor([classes[i % len(classes)] for i in range(rows)])
 
 
-def step(lam: Tensor, n: Tensor, n_old: int) -> Step:
-    none = Images(torch.empty(0, 1, 8, 8, dtype=torch.uint8), torch.empty(0, dtype=torch.long))
-    sizes = (n_old, len(n) - n_old) if n_old else (len(n),)
-    net: Any = None  # an objective must not look at it
-    return Step(1 if n_old else 0, n_old, sizes, n, lam, none, None, net, None)
+def step(lam: Tensor, n: Sequence[float] | Tensor, n_old: int) -> Step:
+    """Without a net, at which an objective must not look."""
+    return make_step((n_old, len(n) - n_old) if n_old else (len(n),), n=n, lam=lam)
 
 
-def lam_of(loss: Loss, n: Numbers, past: list[bool], dtype: torch.dtype = torch.float64, **more: Any) -> Tensor:
-    return loss.lam(torch.tensor(n, dtype=dtype), torch.tensor(past), **more)
+def lam_of(remedy: Remedy, n: Numbers, past: list[bool], dtype: torch.dtype = torch.float64, **state: Any) -> Tensor:
+    old = sum(past)
+    assert past == [True] * old + [False] * (len(past) - old), "old classes come first"
+    sizes = (old, len(past) - old) if old else (len(past),)
+    s = make_step(sizes, n=torch.tensor(n, dtype=dtype), dtype=dtype, state=state)
+    assert s.past.tolist() == past
+    return remedy.lam(s.n, s.past, s)
+
+
+def loss_of(remedy: Remedy, z: Tensor, y: Tensor, s: Step) -> Tensor:
+    """The classification loss of a method whose own is cross-entropy."""
+    return ILBaseline(remedy).classify(z, y, s)
 
 
 def value_and_gradient(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +135,7 @@ def out(z: Tensor) -> Out:
 
 # λ, the table of the module -----------------------------------------------------------------------------------
 
-CASES: list[tuple[Loss, dict[str, Any], Numbers]] = [
+CASES: list[tuple[Remedy, dict[str, Any], Numbers]] = [
     (Standard(), {}, [1, 1, 1, 1, 1]),
     (Balanced(), {}, [18, 20, 498, 500, 137]),
     (Balanced(0.25), {}, [4.5, 5, 498, 500, 137]),
@@ -130,21 +147,21 @@ CASES: list[tuple[Loss, dict[str, Any], Numbers]] = [
     (Meta(), {"alpha": torch.tensor(0.4, dtype=torch.float64)}, [7.2, 8, 498, 500, 137]),
 ]
 NAMES = ["standard", "balanced", "balanced-quarter", "balanced-3", "relaxed-count", "relaxed", "relaxed-all", "meta"]
-each_loss = pytest.mark.parametrize(("loss", "more", "lam"), CASES, ids=[*NAMES, "meta-learned"])
+each_remedy = pytest.mark.parametrize(("remedy", "state", "lam"), CASES, ids=[*NAMES, "meta-learned"])
 
 
-@each_loss
-def test_lambda_is_that_of_the_paper(loss: Loss, more: dict[str, Any], lam: Numbers) -> None:
+@each_remedy
+def test_lambda_is_that_of_the_paper(remedy: Remedy, state: dict[str, Any], lam: Numbers) -> None:
     torch.testing.assert_close(
-        lam_of(loss, N, PAST, **more), torch.tensor(lam, dtype=torch.float64), rtol=1e-15, atol=0
+        lam_of(remedy, N, PAST, **state), torch.tensor(lam, dtype=torch.float64), rtol=1e-15, atol=0
     )
 
 
-@each_loss
-def test_loss_and_gradient_are_those_of_the_paper(loss: Loss, more: dict[str, Any], lam: Numbers) -> None:
+@each_remedy
+def test_loss_and_gradient_are_those_of_the_paper(remedy: Remedy, state: dict[str, Any], lam: Numbers) -> None:
     z, y = logits(9, 5), labels(9, [0, 1, 2, 3, 4])
-    s = step(lam_of(loss, N, PAST, **more), torch.tensor(N), 2)
-    value, gradient = value_and_gradient(lambda z: loss(z, y, s), z)
+    s = step(lam_of(remedy, N, PAST, **state), N, 2)
+    value, gradient = value_and_gradient(lambda z: loss_of(remedy, z, y, s), z)
     assert value.item() == pytest.approx(balanced_loss(z.tolist(), y.tolist(), lam), rel=1e-13)
     expected = torch.tensor(balanced_gradient(z.tolist(), y.tolist(), lam), dtype=torch.float64)
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
@@ -174,27 +191,27 @@ def test_only_ratios_of_lambda_count(factor: float) -> None:
 @pytest.mark.parametrize("count", [1.0, 3.0, 18.0, 500.0, 1300.0, 0.1])
 def test_equal_counts_give_an_offset_of_exactly_zero(count: float, dtype: torch.dtype) -> None:
     n = [count] * 7
-    for loss in (Balanced(), Meta(), Relaxed("100%"), Standard()):
-        lam = lam_of(loss, n, [True] * 3 + [False] * 4, dtype)
-        assert torch.equal(log_weights(lam), torch.zeros(7, dtype=dtype)), loss
+    for remedy in (Balanced(), Meta(), Relaxed("100%"), Standard()):
+        lam = lam_of(remedy, n, [True] * 3 + [False] * 4, dtype)
+        assert torch.equal(log_weights(lam), torch.zeros(7, dtype=dtype)), remedy
 
 
 def test_equal_counts_give_the_standard_loss_bit_for_bit() -> None:
-    z, y, n = logits(64, 7).float(), labels(64, list(range(7))), torch.full((7,), 498.0)
-    s = [step(loss.lam(n, torch.arange(7) < 3), n, 3) for loss in (Balanced(1.0), Standard(), Meta())]
+    z, y, n = logits(64, 7).float(), labels(64, list(range(7))), [498.0] * 7
     plain = value_and_gradient(lambda z: F.cross_entropy(z, y), z)
-    for loss, one in zip((Balanced(1.0), Standard(), Meta()), s):
-        value, gradient = value_and_gradient(lambda z, loss=loss, one=one: loss(z, y, one), z)
-        assert torch.equal(value, plain[0]) and torch.equal(gradient, plain[1]), loss
+    for remedy in (Balanced(1.0), Standard(), Meta()):
+        s = step(lam_of(remedy, n, [True] * 3 + [False] * 4, torch.float32), n, 3)
+        value, gradient = value_and_gradient(lambda z, remedy=remedy, s=s: loss_of(remedy, z, y, s), z)
+        assert torch.equal(value, plain[0]) and torch.equal(gradient, plain[1]), remedy
 
 
 def test_the_plain_softmax_is_not_what_unequal_counts_give() -> None:
     z, y = logits(64, 5), labels(64, [0, 1, 2, 3, 4])
-    s = step(lam_of(Balanced(), N, PAST), torch.tensor(N), 2)
-    assert abs(Balanced()(z, y, s).item() - F.cross_entropy(z, y).item()) > 0.1
+    s = step(lam_of(Balanced(), N, PAST), N, 2)
+    assert abs(loss_of(Balanced(), z, y, s).item() - F.cross_entropy(z, y).item()) > 0.1
 
 
-WITHOUT_MEMORY: list[tuple[Loss, Numbers]] = [
+WITHOUT_MEMORY: list[tuple[Remedy, Numbers]] = [
     (Balanced(), [0, 0, 500, 500, 500]),
     (Balanced(0.1), [0, 0, 500, 500, 500]),
     (Relaxed(0), [0, 0, 500, 500, 500]),
@@ -203,13 +220,15 @@ WITHOUT_MEMORY: list[tuple[Loss, Numbers]] = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "n"), WITHOUT_MEMORY)
+@pytest.mark.parametrize(("remedy", "n"), WITHOUT_MEMORY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_without_memory_it_is_the_cross_entropy_of_the_new_classes(loss: Loss, n: Numbers, dtype: torch.dtype) -> None:
+def test_without_memory_it_is_the_cross_entropy_of_the_new_classes(
+    remedy: Remedy, n: Numbers, dtype: torch.dtype
+) -> None:
     """The paper's statement about eq. 3 without memory, and about eq. 6 with ε = 0."""
     z, y = logits(16, 5).to(dtype), labels(16, [2, 3, 4])
-    s = step(lam_of(loss, n, PAST, torch.float32), torch.tensor(n), 2)
-    value, gradient = value_and_gradient(lambda z: loss(z, y, s), z)
+    s = step(lam_of(remedy, n, PAST, torch.float32), n, 2)
+    value, gradient = value_and_gradient(lambda z: loss_of(remedy, z, y, s), z)
     assert value.item() == pytest.approx(
         balanced_loss(z[:, 2:].tolist(), (y - 2).tolist(), [1.0] * 3), rel=1e-6 if dtype != torch.float64 else 1e-13
     )
@@ -225,25 +244,25 @@ def test_without_memory_it_is_the_cross_entropy_of_the_new_classes(loss: Loss, n
 def test_relaxed_zero_is_balanced_without_memory_also_for_unequal_new_classes() -> None:
     z, y, n = logits(16, 5), labels(16, [2, 3, 4]), [0.0, 0.0, 498.0, 500.0, 137.0]
     values = [
-        value_and_gradient(lambda z, loss=loss: loss(z, y, step(lam_of(loss, n, PAST), torch.tensor(n), 2)), z)
-        for loss in (Balanced(), Relaxed(0))
+        value_and_gradient(lambda z, r=remedy: loss_of(r, z, y, step(lam_of(r, n, PAST), n, 2)), z)
+        for remedy in (Balanced(), Relaxed(0))
     ]
     assert torch.equal(values[0][0], values[1][0]) and torch.equal(values[0][1], values[1][1])
     assert values[0][0].item() == pytest.approx(balanced_loss(z[:, 2:].tolist(), (y - 2).tolist(), n[2:]), rel=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("loss", [Balanced(), Relaxed(0), Relaxed("0.2%"), Standard()])
-def test_extreme_logits_stay_finite(loss: Loss, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("remedy", [Balanced(), Relaxed(0), Relaxed("0.2%"), Standard()])
+def test_extreme_logits_stay_finite(remedy: Remedy, dtype: torch.dtype) -> None:
     n = [0.0, 0.0, 500.0, 500.0, 500.0]
     z = torch.tensor(
         [[1e4, -1e4, 1e4, -1e4, 0.0], [-1e4, 1e4, 0.0, 1e4, -1e4], [1e4, 1e4, -1e4, -1e4, -1e4]], dtype=dtype
     )
     y = torch.tensor([3, 3, 2])
-    s = step(lam_of(loss, n, PAST, torch.float32), torch.tensor(n), 2)
-    value, gradient = value_and_gradient(lambda z: loss(z, y, s), z)
+    s = step(lam_of(remedy, n, PAST, torch.float32), n, 2)
+    value, gradient = value_and_gradient(lambda z: loss_of(remedy, z, y, s), z)
     assert value.isfinite() and gradient.isfinite().all()
-    if loss in (Balanced(), Relaxed(0)):
+    if remedy in (Balanced(), Relaxed(0)):
         # Row 1: −log q_3 = 2e4 against class 2. Row 2: q_3 = 1. Row 3: three equal classes.
         big = 2 * float(torch.tensor(1e4, dtype=dtype))
         assert value.item() == pytest.approx((big + 0.0 + math.log(3)) / 3, rel=1e-6)
@@ -262,9 +281,9 @@ def test_an_image_of_a_class_that_is_left_out_has_an_infinite_loss() -> None:
 def test_log_weights_is_differentiable_where_a_weight_is_zero() -> None:
     """α times n_old = 0: the gradient by α is 0 and not NaN."""
     alpha = torch.tensor(0.5, requires_grad=True)
-    n, past = torch.tensor([0.0, 20.0, 500.0]), torch.tensor([True, True, False])
     z = torch.tensor([[0.3, -0.2, 0.5]])
-    loss = weighted_cross_entropy(z, torch.tensor([2]), Meta().lam(n, past, alpha))
+    lam = lam_of(Meta(), [0.0, 20.0, 500.0], [True, True, False], torch.float32, alpha=alpha)
+    loss = weighted_cross_entropy(z, torch.tensor([2]), lam)
     (slope,) = torch.autograd.grad(loss, alpha)
     # d/dα log(α 20 e^{z_1} + 500 e^{z_2}) = 20 e^{z_1} / (...)
     top = 20 * math.exp(-0.2)
@@ -330,7 +349,7 @@ def test_losses_of_bf16_logits_are_computed_in_fp32() -> None:
     assert distilled.dtype == torch.float32
     assert distilled.item() == pytest.approx(distillation_loss(z.tolist(), z_old.tolist(), 2.0), rel=1e-6)
     s = step(lam, lam, 50)
-    whole = ILBaseline(loss=Balanced()).objective(s, y, out(z), out(z_old))
+    whole = ILBaseline(Balanced()).objective(s, Batch(y, out(z), out(z_old)))
     assert whole.dtype == torch.float32
     assert whole.item() == pytest.approx(0.5 * distilled.item() + 0.5 * value.item(), rel=1e-6)
 
@@ -377,18 +396,18 @@ def test_distillation_is_smallest_where_the_nets_agree() -> None:
 
 
 @pytest.mark.parametrize(("n_old", "classes"), [(2, 5), (4, 5), (1, 5), (50, 60)])
-@pytest.mark.parametrize("loss", [Standard(), Balanced(0.5), Relaxed("0.2%"), Meta()], ids=lambda loss: loss.name)
-def test_il_baseline_is_eq_1(loss: Loss, n_old: int, classes: int) -> None:
+@pytest.mark.parametrize("remedy", [Standard(), Balanced(0.5), Relaxed("0.2%"), Meta()], ids=lambda r: r.name)
+def test_il_baseline_is_eq_1(remedy: Remedy, n_old: int, classes: int) -> None:
     z, z_old, T = logits(6, classes), logits(6, n_old, seed=1), 2.0
     y = labels(6, list(range(classes)))
     n = [20.0] * n_old + [500.0] * (classes - n_old)
-    lam = lam_of(loss, n, [k < n_old for k in range(classes)])
-    s = step(lam, torch.tensor(n), n_old)
-    method = ILBaseline(loss=loss, T=T)
+    lam = lam_of(remedy, n, [k < n_old for k in range(classes)])
+    s = step(lam, n, n_old)
+    method = ILBaseline(remedy, T=T)
     assert method.T == T
 
     def f(z: Tensor) -> Tensor:
-        return method.objective(s, y, out(z), out(z_old))
+        return method.objective(s, Batch(y, out(z), out(z_old)))
 
     value, gradient = value_and_gradient(f, z)
     rho = n_old / classes
@@ -401,9 +420,9 @@ def test_il_baseline_is_eq_1(loss: Loss, n_old: int, classes: int) -> None:
 
 def test_il_baseline_uses_its_own_temperature() -> None:
     z, z_old, y = logits(6, 5), logits(6, 2, seed=1), labels(6, [2, 3, 4])
-    s = step(torch.ones(5, dtype=torch.float64), torch.tensor(N), 2)
+    s = step(torch.ones(5, dtype=torch.float64), N, 2)
     for T in (1.0, 2.0, 5.0):
-        whole = ILBaseline(T=T).objective(s, y, out(z), out(z_old)).item()
+        whole = ILBaseline(T=T).objective(s, Batch(y, out(z), out(z_old))).item()
         expected = 0.4 * distillation_loss(z.tolist(), z_old.tolist(), T) + 0.6 * balanced_loss(
             z.tolist(), y.tolist(), [1.0] * 5
         )
@@ -416,8 +435,8 @@ def test_il_baseline_distils_step_by_step_or_with_whole_weights(sizes: tuple[int
     """As in SS-IL: the old classes of each step have a softmax of their own, and neither loss is weighed down."""
     z, z_old, T, ends = logits(6, 10), logits(6, 6, seed=1), 2.0, list(itertools.accumulate(sizes[:-1]))
     n_old, y = ends[-1], labels(6, list(range(10)))
-    s = step(torch.ones(10, dtype=torch.float64), torch.ones(10), n_old)
-    s.sizes, z_old = sizes, z_old[:, :n_old]
+    s = make_step(sizes, n=torch.ones(10), lam=torch.ones(10, dtype=torch.float64))
+    z_old = z_old[:, :n_old]
     Lc = balanced_loss(z.tolist(), y.tolist(), [1.0] * 10)
 
     def part(rows: Tensor, first: int, last: int) -> Rows:
@@ -436,7 +455,7 @@ def test_il_baseline_distils_step_by_step_or_with_whole_weights(sizes: tuple[int
         method = ILBaseline(weights=weights, distil=distil)  # type: ignore[arg-type]
 
         def f(z: Tensor, method: ILBaseline = method) -> Tensor:
-            return method.objective(s, y, out(z), out(z_old))
+            return method.objective(s, Batch(y, out(z), out(z_old)))
 
         value, gradient = value_and_gradient(f, z)
         assert value.item() == pytest.approx(expected, rel=1e-13)
@@ -449,22 +468,22 @@ def test_settings_of_il_baseline_that_are_not_known_are_refused(setting: dict[st
         ILBaseline(**setting)
 
 
-@pytest.mark.parametrize("loss", [Standard(), Balanced(0.25), Relaxed(), Meta()], ids=lambda loss: loss.name)
-def test_the_base_step_is_the_classification_loss_alone(loss: Loss) -> None:
+@pytest.mark.parametrize("remedy", [Standard(), Balanced(0.25), Relaxed(), Meta()], ids=lambda r: r.name)
+def test_the_base_step_is_the_classification_loss_alone(remedy: Remedy) -> None:
     z, y, n = logits(6, 5), labels(6, [0, 1, 2, 3, 4]), [3.0, 5.0, 7.0, 11.0, 13.0]
-    lam = lam_of(loss, n, [False] * 5)
-    s = step(lam, torch.tensor(n), 0)
-    value = ILBaseline(loss=loss).objective(s, y, out(z), None)
+    lam = lam_of(remedy, n, [False] * 5)
+    s = step(lam, n, 0)
+    value = ILBaseline(remedy).objective(s, Batch(y, out(z)))
     assert value.item() == pytest.approx(balanced_loss(z.tolist(), y.tolist(), lam.tolist()), rel=1e-13)
     # α and ε are about old classes, and there are none.
-    assert lam.tolist() == ([1.0] * 5 if loss == Standard() else n)
+    assert lam.tolist() == ([1.0] * 5 if remedy == Standard() else n)
 
 
 def test_the_objective_follows_the_lambda_of_the_step() -> None:
     """Meta differentiates through s.lam: an objective that kept an older λ would not learn α."""
     z, y = logits(6, 5), labels(6, [0, 1, 2, 3, 4])
     values = {
-        ILBaseline(loss=Meta()).objective(step(torch.tensor(lam), torch.tensor(N), 2), y, out(z), None).item()
+        ILBaseline(Meta()).objective(step(torch.tensor(lam), N, 2), Batch(y, out(z))).item()
         for lam in ([1.0, 1.0, 5.0, 5.0, 5.0], [2.0, 2.0, 5.0, 5.0, 5.0], [3.0, 3.0, 5.0, 5.0, 5.0])
     }
     assert len(values) == 3
@@ -478,7 +497,19 @@ BAD: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     *((Relaxed, {"epsilon": v}) for v in ("", "%", "abc", "1 2", "5%%", "%5", "2/3", None)),
     *((Meta, {"alpha_lr": v}) for v in (-1, -1e-9, NAN, INF, -INF)),
     *((Meta, {"every": v}) for v in (0, -1, NAN, INF)),
-    *((Meta, {"hold": v}) for v in (0, 1, -0.1, 1.5, NAN, INF)),
+    *((Meta, {"hold_out": v}) for v in (0, 1, -0.1, 1.5, NAN, INF)),
+    *((kind, {"share": v}) for kind in (MemoryOversampling, SeparatedSoftmax) for v in (0.0, 1.0, -0.5, NAN)),
+    (SeparatedSoftmax, {"mean": "both"}),
+    (BalancedFinetuning, {"finetune": Finetune(epochs=0)}),
+    *((Finetune, {"epochs": v}) for v in (-1, 1.5, NAN)),
+    *((Finetune, {"lr": v}) for v in (0.0, -1.0, NAN)),
+    *((Finetune, {"milestones": v}) for v in ((0.0,), (1.5,), 0.5)),
+    *((Finetune, {"batch": v}) for v in (1, 2.5)),
+    *((Finetune, {"weight_decay": v}) for v in (-1.0, NAN)),
+    (Finetune, {"clamp": -1.0}),
+    (Finetune, {"what": "head"}),
+    (Finetune, {"batch_norm": "still"}),
+    (Finetune, {"distil": "never"}),
     (Meta, {"count": "some"}),
     *((ILBaseline, {"T": v}) for v in (0, -1, NAN, INF, -INF)),
     *((Recipe, {"epochs": v}) for v in (0, -1, NAN, INF)),
@@ -507,7 +538,12 @@ GOOD: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     *((Relaxed, {"epsilon": v}) for v in (0, 1, 2.6, "0", "0%", "0.2%", "1e-3")),
     *((Meta, {"alpha_lr": v}) for v in (0, 0.5, 10)),
     *((Meta, {"every": v}) for v in (1, 10)),
-    *((Meta, {"hold": v}) for v in (0.01, 0.99)),
+    *((Meta, {"hold_out": v}) for v in (0.01, 0.99)),
+    *((kind, {"share": v}) for kind in (MemoryOversampling, SeparatedSoftmax) for v in (0.01, 0.99)),
+    *((SeparatedSoftmax, {"mean": v}) for v in ("each", "all")),
+    *((Finetune, {"epochs": v}) for v in (0, 1)),
+    *((Finetune, {"milestones": v}) for v in ((), (0.5, 1.0))),
+    *((Finetune, {"what": v}) for v in ("classifier", "all")),
     *((Meta, {"count": v}) for v in ("train", "all")),
     *((ILBaseline, {"T": v}) for v in (0.1, 1, 20)),
     *((Recipe, {"decay": v}) for v in (1e-3, 1)),
@@ -531,12 +567,25 @@ def test_settings_in_range_are_kept_unchanged(kind: Callable[..., Any], settings
 
 @pytest.mark.parametrize(("hold", "m", "held"), [(0.1, 20, 2), (0.1, 2, 1), (0.1, 19, 1), (0.3, 10, 3), (0.5, 5, 2)])
 def test_meta_holds_out_a_tenth_of_the_memory_and_at_least_one(hold: float, m: int, held: int) -> None:
-    assert Meta(hold=hold).held(m) == held
+    plan = Plan(1, (2, 2), (1, 8, 8), (m, m, 500, 500), m, m)
+    assert Meta(hold_out=hold).hold(plan) == held
+    assert Meta(hold_out=hold).hold(Plan(0, (4,), (1, 8, 8), (m, m, 500, 500))) == 0, "not in the base step"
 
 
-def test_an_unfinished_loss_and_method_say_so() -> None:
-    with pytest.raises(TypeError, match="λ"):
-        Loss().lam(torch.ones(2), torch.tensor([True, False]))
-    z = torch.zeros(1, 2)
+def test_meta_holds_out_a_tenth_of_the_smallest_class_where_everything_is_kept() -> None:
+    assert Meta().hold(Plan(1, (2, 2), (1, 8, 8), (480, 500, 37, 500), EVERYTHING, EVERYTHING)) == 3
+
+
+def test_what_is_held_out_counts_for_lambda_where_it_is_asked_to() -> None:
+    """`train` counts the images that are trained on; `all` the held-out ones of B_t too."""
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
+    images = Images(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), y)
+    for count, lam in (("train", [0.5 * 2, 0.5 * 1, 4]), ("all", [0.5 * 3, 0.5 * 2, 5])):
+        remedy, state = Meta(count=count), {"alpha": torch.tensor(0.5)}  # type: ignore[arg-type]
+        s = make_step((2, 1), images, remedy, held=torch.tensor([2, 4, 9]), state=state)
+        assert s.n.tolist() == [2, 1, 4] and s.lam.tolist() == lam
+
+
+def test_an_unfinished_method_says_so() -> None:
     with pytest.raises(TypeError, match="objective"):
-        Method().objective(step(torch.ones(2), torch.ones(2), 1), torch.tensor([0]), out(z), None)
+        Method().objective(step(torch.ones(2), [1.0, 1.0], 1), Batch(torch.tensor([0]), out(torch.zeros(1, 2))))

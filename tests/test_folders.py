@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import equipoise.runs.run
+import equipoise.runs.plan
 from equipoise import DataError, Learner, Recipe, UsageError
 from equipoise.cli import command
 from equipoise.data import datasets
 from equipoise.files import MANIFEST, claim_folder, remove_stale
 from equipoise.runs.progress import PlainWatch
 from equipoise.runs.queue import Job, map
-from equipoise.runs.run import Run, run
+from equipoise.runs.run import run
+from equipoise.runs.settings import Data, Machine, Protocol, Run
 from equipoise.runs.tensorboard import TensorBoard
 from equipoise.runs.workers import Local
 
@@ -55,7 +56,7 @@ def forbid_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*words: Any) -> Any:
         raise AssertionError("data is loaded")
 
-    monkeypatch.setattr(equipoise.runs.run, "load", load)
+    monkeypatch.setattr(equipoise.runs.plan, "load", load)
 
 
 def records(folder: str = "records") -> Path:
@@ -125,14 +126,15 @@ def test_a_queue_refuses_the_folder_of_any_job(
     (done,) = Path("runs").glob("*")
     write(f"{folder}/log.txt", f"{folder}/error.txt", "runs/notes")
     shutil.rmtree(done)
-    monkeypatch.setattr(equipoise.runs.run, "load", lambda *words: pytest.fail("data is loaded"))
+    monkeypatch.setattr(equipoise.runs.plan, "load", lambda *words: pytest.fail("data is loaded"))
     assert refused(capsys, *words).startswith(f"{folder} holds error.txt, which")
 
 
 def test_a_worker_is_not_begun_in_a_folder_of_others() -> None:
     before = write("mine/log.txt", "mine/error.txt", "mine/warnings.txt")
     recipe = Recipe(epochs=1, batch=32)
-    jobs = [Job(Run(dataset="digits", steps=1, recipe=recipe, device="cpu"), Path(name)) for name in ("mine", "good")]
+    one = Run(data=Data("digits"), protocol=Protocol(steps=1), recipe=recipe)
+    jobs = [Job(one, Machine("cpu"), Path(name)) for name in ("mine", "good")]
     map(run, jobs, Local(workers=1))
     assert "mine holds error.txt, which equipoise did not write" in (jobs[0].failure or "")
     assert contents("mine") == before and jobs[1].result is not None
@@ -198,7 +200,7 @@ def test_a_foreign_file_beside_ours_survives(
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("equipoise.cli.PlainWatch", Interrupted)
+        patch.setattr("equipoise.cli.run.PlainWatch", Interrupted)
         assert command(words) == 1
     capsys.readouterr()
     partial = Path("run/.run.json.123.partial")
@@ -235,7 +237,7 @@ def test_tensorboard_of_others_is_refused_in_our_own_folder(
     assert command(words) == 0
     Path("run/result.json").unlink()
     write("run/tensorboard/events.out.tfevents.1.host.2.0")
-    monkeypatch.setattr(equipoise.runs.run, "load", lambda *words: pytest.fail("data is loaded"))
+    monkeypatch.setattr(equipoise.runs.plan, "load", lambda *words: pytest.fail("data is loaded"))
     said = refused(capsys, *words, "--tensorboard")
     assert said.startswith("run/tensorboard holds events.out.tfevents.1.host.2.0, which equipoise did not write")
 
@@ -287,7 +289,9 @@ def test_a_report_replaces_its_own_files_and_no_others(capsys: pytest.CaptureFix
     assert contents("report") == first | mine
     for path in folder.rglob("result.json"):  # now of a rehearsal, which is in no figure
         result = json.loads(path.read_text())
-        path.write_text(json.dumps({**result, "run": {**result["run"], "dataset": "digits"}}))
+        path.write_text(
+            json.dumps({**result, "run": {**result["run"], "data": {**result["run"]["data"], "name": "digits"}}})
+        )
     assert command(words) == 0
     left = contents("report")
     assert not any(f"report/{name}" in left for name in figures)
@@ -402,5 +406,5 @@ def test_an_empty_path_of_a_folder_is_an_error(learners: list[Learner]) -> None:
     with pytest.raises(UsageError, match="is empty: name a"):
         learners[0].save("")
     with pytest.raises(UsageError, match="is empty: name a"):
-        run(Run(dataset="digits", device="cpu"), "")
+        run(Run(data=Data("digits")), "", Machine("cpu"))
     assert contents() == before

@@ -18,8 +18,26 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from equipoise import Balanced, DataError, EquipoiseError, ILBaseline, Learner, Meta, Recipe, RunError, Step, UsageError
+from equipoise import (
+    LUCIR,
+    Balanced,
+    BalancedFinetuning,
+    Batch,
+    DataError,
+    EquipoiseError,
+    Finetune,
+    ILBaseline,
+    Learner,
+    Meta,
+    Method,
+    Recipe,
+    RunError,
+    Step,
+    UsageError,
+    methods,
+)
 from equipoise.data import datasets
+from equipoise.data.images import Images
 from equipoise.data.memory import Budget
 from equipoise.nets.backbones import Backbone
 
@@ -29,7 +47,7 @@ TEST = DIGITS.test.x.numpy()
 
 
 def new(**settings: Any) -> Learner:
-    return Learner(ILBaseline(loss=Balanced()), **{"memory": 3, "recipe": RECIPE, **settings})
+    return Learner(**{"method": ILBaseline(Balanced()), "memory": 3, "recipe": RECIPE, **settings})
 
 
 def images_of(*classes: int, each: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -212,8 +230,8 @@ def test_ticks_come_after_every_batch() -> None:
     assert_identical(learner, new().learn(*images_of(0, 1)))
 
 
-@pytest.mark.parametrize("loss", [Balanced(), Meta(every=2)])
-def test_looking_changes_nothing(loss: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("remedy", [Balanced(), Meta(every=2)])
+def test_looking_changes_nothing(remedy: Any, tmp_path: Path) -> None:
     def look(learner: Learner) -> None:
         learner.predict(TEST)
         learner.predict_proba(TEST[:7])
@@ -224,7 +242,7 @@ def test_looking_changes_nothing(loss: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             learner.predict(TEST[:, :, :4])
 
-    settings: dict[str, Any] = {"method": ILBaseline(loss=loss), "memory": 3, "recipe": Recipe(3, 0.05, batch=32)}
+    settings: dict[str, Any] = {"method": ILBaseline(remedy), "memory": 3, "recipe": Recipe(3, 0.05, batch=32)}
     watched, alone = Learner(**settings), Learner(**settings)
     for classes in ((0, 1, 2), (3,), (4, 5)):
         watched.learn(*images_of(*classes), callback=look)
@@ -248,9 +266,11 @@ class StopError(Exception):
 
 @pytest.mark.parametrize("error", [StopError, KeyboardInterrupt])
 @pytest.mark.parametrize("epoch", [1, 3])
-@pytest.mark.parametrize("loss", [Balanced(), Meta(every=2)])
-def test_a_callback_that_raises_leaves_the_learner_as_it_was(loss: Any, epoch: int, error: type[BaseException]) -> None:
-    settings: dict[str, Any] = {"method": ILBaseline(loss=loss), "memory": 3, "recipe": Recipe(3, 0.05, batch=32)}
+@pytest.mark.parametrize("remedy", [Balanced(), Meta(every=2)])
+def test_a_callback_that_raises_leaves_the_learner_as_it_was(
+    remedy: Any, epoch: int, error: type[BaseException]
+) -> None:
+    settings: dict[str, Any] = {"method": ILBaseline(remedy), "memory": 3, "recipe": Recipe(3, 0.05, batch=32)}
 
     def stop(learner: Learner) -> None:
         assert learner.progress_ is not None
@@ -391,7 +411,7 @@ def test_learning_leaves_the_global_generators_alone_and_ignores_them() -> None:
     for seed in (1, 2):
         torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
         before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
-        learner = Learner(ILBaseline(loss=Meta(every=2)), memory=3, select="random", recipe=RECIPE)
+        learner = Learner(ILBaseline(Meta(every=2)), memory=3, select="random", recipe=RECIPE)
         learners.append(learner.learn(*images_of(0, 1)).learn(*images_of(2)))
         learner.predict(TEST)
         assert torch.equal(before[0], torch.get_rng_state())
@@ -574,7 +594,7 @@ def test_training_that_diverges_is_said_and_undone() -> None:
 
 
 def test_meta_needs_an_image_of_every_class_to_train_on() -> None:
-    learner, same = (Learner(ILBaseline(loss=Meta()), 3, recipe=RECIPE).learn(*images_of(0, 1)) for _ in range(2))
+    learner, same = (Learner(ILBaseline(Meta()), 3, recipe=RECIPE).learn(*images_of(0, 1)) for _ in range(2))
     with pytest.raises(UsageError, match=r"holds 1 image.* but 4 has only 1"):
         x, y = map(np.concatenate, zip(images_of(3), images_of(4, each=1)))
         learner.learn(x, y)
@@ -588,9 +608,9 @@ SEEN: list[Step] = []
 class Spy(ILBaseline):
     """Sees what a method sees."""
 
-    def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
+    def epoch(self, s: Step, gen: torch.Generator, batch: int) -> Tensor:
         SEEN.append(s)
-        return super().epoch(s, gen)
+        return super().epoch(s, gen, batch)
 
 
 @pytest.mark.parametrize("count", ["train", "all"])
@@ -598,22 +618,23 @@ class Spy(ILBaseline):
 def test_meta_holds_out_the_same_number_of_every_class(memory: int | str, share: int, count: Any) -> None:
     """B_t is held out of D_t for this step only; n counts D_t, or all; the exemplars are chosen from all of X_t."""
     SEEN.clear()
-    loss = Meta(every=2, hold=0.5, count=count)
-    learner = Learner(Spy(loss=loss), memory, recipe=RECIPE).learn(*images_of(0, 1, 2))
-    assert {s.held for s in SEEN} == {None}
+    remedy = Meta(every=2, hold_out=0.5, count=count)
+    learner = Learner(Spy(remedy), memory, recipe=RECIPE).learn(*images_of(0, 1, 2))
+    assert {len(s.held) for s in SEEN} == {0}
     exemplars = learner.exemplars_
     assert exemplars is not None
     learner.learn(*images_of(3, 4))
     s = SEEN[-1]
-    assert s.t == 1 and s.n_old == 3 and s.held is not None
+    assert s.t == 1 and s.n_old == 3
     h = share // 2
-    assert s.held.y.bincount().tolist() == [h] * 5
-    assert s.data.y.bincount().tolist() == [share - h] * 3 + [40 - h] * 2
-    assert s.n.tolist() == ([share - h] * 3 + [40 - h] * 2 if count == "train" else [share] * 3 + [40] * 2)
-    assert s.lam.tolist() == pytest.approx((s.n * torch.tensor([learner.alphas_[-1]] * 3 + [1, 1])).tolist())
-    there = sorted(x.numpy().tobytes() for x in torch.cat([s.data.x, s.held.x]))
+    assert s.images.y[s.held].bincount().tolist() == [h] * 5
+    assert s.y.bincount().tolist() == [share - h] * 3 + [40 - h] * 2
+    assert s.n.tolist() == s.y.bincount().tolist()
+    counted = s.n if count == "train" else s.n + h
+    assert s.lam.tolist() == pytest.approx((counted * torch.tensor([learner.alphas_[-1]] * 3 + [1, 1])).tolist())
+    there = sorted(x.numpy().tobytes() for x in s.images.x[torch.cat([s.where, s.held])])
     assert there == sorted(x.tobytes() for x in [*images_of(3, 4)[0], *exemplars.x.numpy()])
-    all_kept = Learner(Spy(loss=loss), 40, recipe=RECIPE).learn(*images_of(0, 1, 2)).learn(*images_of(3, 4))
+    all_kept = Learner(Spy(remedy), 40, recipe=RECIPE).learn(*images_of(0, 1, 2)).learn(*images_of(3, 4))
     assert all_kept.exemplars_ is not None and all_kept.exemplars_.y.bincount().tolist() == [40] * 5
 
 
@@ -649,7 +670,7 @@ def test_a_learner_that_learned_nothing_can_be_saved(tmp_path: Path) -> None:
 
 def test_a_callers_autocast_and_no_grad_change_nothing() -> None:
     """Somebody who works in bf16, or without gradients, gets the same learner, bit for bit."""
-    data = datasets.load("digits").train.of(0, 3)
+    data = DIGITS.train[DIGITS.train.positions(0, 3)]
     recipe = Recipe(epochs=2, lr=0.05, batch=32)
     plain = Learner(ILBaseline(), memory=2, recipe=recipe, device="cpu").learn(data.x, data.y)
     inside = Learner(ILBaseline(), memory=2, recipe=recipe, device="cpu")
@@ -662,8 +683,8 @@ def test_a_callers_autocast_and_no_grad_change_nothing() -> None:
 
 
 def test_a_copy_made_in_a_callback_can_learn() -> None:
-    data = datasets.load("digits").train
-    first, second = data.of(0, 3), data.of(3, 5)
+    data = DIGITS.train
+    first, second = data[data.positions(0, 3)], data[data.positions(3, 5)]
     copies: list[Learner] = []
     learner = Learner(ILBaseline(), memory=2, recipe=Recipe(epochs=1, lr=0.05, batch=32), device="cpu")
 
@@ -709,7 +730,7 @@ def test_large_images_are_predicted_fewer_at_a_time(side: int, sizes: list[int])
     seen: list[int] = []
     net = learner.state_.net
     assert net is not None
-    net.forward = lambda part: seen.append(len(part))  # type: ignore[method-assign,assignment,return-value]
+    net.forward = lambda part, *more: seen.append(len(part))  # type: ignore[method-assign,assignment,return-value]
     assert len(list(learner.outputs(x))) == len(sizes) and seen == sizes
 
 
@@ -732,3 +753,149 @@ def test_predicting_computes_with_channels_first_and_leaves_weights_and_modes_al
     assert net.training
     convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
     assert convolutions and all(m.weight.is_contiguous(memory_format=torch.channels_last) for m in convolutions)
+
+
+# Methods that derive from others
+
+
+BRIEF = Finetune(2, batch=16, weight_decay=5e-4)
+
+
+class Mine(LUCIR):
+    """Without a name of its own."""
+
+    def objective(self, s: Step, b: Batch) -> Tensor:
+        return 0.5 * super().objective(s, b)
+
+
+@dataclass(frozen=True)
+class Named(LUCIR):
+    name = "my-own"
+    steps: float = 0.25
+    """a field like one of a protocol's"""
+    finetune: Finetune = BRIEF
+
+
+class Deep(Mine):
+    pass
+
+
+@dataclass(frozen=True)
+class Deeper(Deep):
+    share: float = 0.75
+
+
+FAMILY: dict[str, Any] = {
+    "mine": Mine(K=1),
+    "my-own": Named(steps=0.5),
+    "deep": Deep(Meta(every=2)),
+    "deeper": Deeper(),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_method_that_derives_from_another_learns_and_is_loaded_as_what_it_is(name: str, tmp_path: Path) -> None:
+    method = FAMILY[name]
+    assert (type(method).name, method.title) == (name, type(method).__name__) and methods.named(name) is type(method)
+    learner = new(method=method).learn(*images_of(0, 1)).learn(*images_of(2, 3))
+    learner.save(tmp_path / "done")
+    loaded = Learner.load(tmp_path / "done")
+    assert type(loaded.method) is type(method) and loaded.method == method
+    assert_identical(loaded, learner)
+    saved: list[tuple[str, int]] = []
+
+    def halfway(one: Learner) -> None:
+        assert one.progress_ is not None
+        one.save(tmp_path / f"{one.progress_.stage}-{one.progress_.epoch}")
+        saved.append((one.progress_.stage, one.progress_.epoch))
+
+    assert_identical(loaded.learn(*images_of(4, 5), callback=halfway), learner.learn(*images_of(4, 5)))
+    assert saved == [("train", 1), ("train", 2)] + [("refit", 1), ("refit", 2)] * (name == "my-own")
+    for stage, epoch in saved:
+        half = Learner.load(tmp_path / f"{stage}-{epoch}")
+        assert half.unfinished_ and half.method == method
+        assert_identical(half.learn(*images_of(4, 5)), learner)
+
+
+def test_it_does_what_it_says() -> None:
+    """A subclass is not taken for what it derives from."""
+    parent, child = (new(method=kind()).learn(*images_of(0, 1)) for kind in (LUCIR, Mine))
+    assert not np.array_equal(parent.predict_proba(TEST), child.predict_proba(TEST))
+
+
+@pytest.mark.parametrize("kind", [LUCIR, Mine, Deep, Named])
+def test_a_subclass_with_its_parents_name_is_refused(kind: type[Method]) -> None:
+    words = f"is called '{kind.name}' like the method it derives from: give it a name of its own"
+    with pytest.raises(UsageError, match=words):
+        type("Other", (kind,), {"name": kind.name, "__module__": __name__})
+    if kind.name == kind.__name__.lower():
+        with pytest.raises(UsageError, match=words):
+            type(kind.__name__, (kind,), {"__module__": __name__})
+    if kind in (Deep, Named):
+        with pytest.raises(UsageError, match="is called 'lucir' like the method it derives from"):
+            type("Other", (kind,), {"name": "lucir", "__module__": __name__})
+
+
+# Stages
+
+
+@pytest.mark.parametrize("method", [Named(), ILBaseline(BalancedFinetuning(BRIEF))], ids=type)
+def test_a_callback_is_called_in_every_stage(method: Method) -> None:
+    seen: list[tuple[int, str, int, int]] = []
+    ticks: list[tuple[str, float]] = []
+
+    def look(one: Learner) -> None:
+        e = one.progress_
+        assert e is not None and one.unfinished_ and one.stage_ == e.stage
+        assert one.chooses_next_ == (e.stage == "train" and e.epoch == e.epochs)
+        seen.append((e.step, e.stage, e.epoch, e.epochs))
+        with pytest.raises(UsageError, match="callback"):
+            one.learn(*images_of(7))
+
+    learner = new(method=method)
+    learner.learn(*images_of(0, 1), callback=look, tick=lambda epochs: ticks.append((learner.stage_, epochs)))
+    assert learner.stage_ == ""
+    learner.learn(*images_of(2), callback=look, tick=lambda epochs: ticks.append((learner.stage_, epochs)))
+    both = [(stage, k) for stage in ("train", "refit") for k in (1, 2)]
+    assert seen == [(0, "train", k, 2) for k in (1, 2)] + [(1, stage, k, 2) for stage, k in both]
+    for stage in ("train", "refit"):
+        assert [epochs for name, epochs in ticks if name == stage].count(2.0) == (2 if stage == "train" else 1)
+    alone = new(method=method).learn(*images_of(0, 1)).learn(*images_of(2))
+    assert_identical(learner, alone)
+
+
+@pytest.mark.parametrize("stage", ["train", "refit"])
+@pytest.mark.parametrize("method", [Named(), ILBaseline(BalancedFinetuning(BRIEF))], ids=type)
+def test_a_callback_that_raises_in_any_stage_leaves_the_learner_as_it_was(method: Method, stage: str) -> None:
+    def stop(one: Learner) -> None:
+        assert one.progress_ is not None
+        if one.progress_.stage == stage:
+            raise StopError
+
+    learner, never_stopped = (new(method=method).learn(*images_of(0, 1)) for _ in range(2))
+    before = tensors(learner)
+    with pytest.raises(StopError):
+        learner.learn(*images_of(2, 3), callback=stop)
+    assert not learner.unfinished_ and learner.classes_ == [0, 1] and learner.stage_ == ""
+    assert all(torch.equal(v, before[k]) for k, v in tensors(learner).items())
+    assert_identical(learner.learn(*images_of(2, 3)), never_stopped.learn(*images_of(2, 3)))
+
+
+def test_images_on_the_device_are_not_copied_and_exemplars_are_positions_in_them(tmp_path: Path) -> None:
+    order = DIGITS.train.y.argsort(stable=True)
+    source = Images(DIGITS.train.x[order], DIGITS.train.y[order])
+    positions, by_hand = new(normalise=([0.3], [0.4])), new(normalise=([0.3], [0.4]))
+    for first, last in ((0, 3), (3, 5), (5, 6)):
+        positions.learn(source, range(first, last))
+        part = source[source.positions(first, last)]
+        by_hand.learn(part.x, part.y)
+        kept = positions.state_.kept
+        assert kept is not None and positions.exemplars_ is None
+        assert by_hand.exemplars_ is not None and torch.equal(source.x[kept], by_hand.exemplars_.x)
+        saved = tensors(positions)
+        assert torch.equal(saved["memory.at"], kept) and "memory.x" not in saved
+        positions.save(tmp_path)
+        positions = Learner.load(tmp_path)
+    assert_identical(positions.own_exemplars(source), by_hand)
+    assert_identical(positions.learn(*images_of(7, 8)), by_hand.learn(*images_of(7, 8)))
+    assert source.x.data_ptr() != DIGITS.train.x.data_ptr() and torch.equal(source.x, DIGITS.train.x[order])

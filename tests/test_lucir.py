@@ -1,4 +1,4 @@
-"""LUCIR: its equations with loops in float64, how rows begin, what learns and what rests, and when it refits."""
+"""LUCIR: its equations with loops in float64, how rows begin, what learns and what is frozen, and fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,20 +9,40 @@ from typing import Any
 import pytest
 import torch
 from squares import images
+from steps import Trained, make_step, note_trainings
 from torch import Tensor
 from torch.func import functional_call
 
-from equipoise import Balanced, Crop, Learner, Meta, Out, Recipe, Relaxed, Standard, Step, UsageError
-from equipoise.data.images import Images
-from equipoise.learner import step as step_module
-from equipoise.losses import Loss, margin_ranking
-from equipoise.methods.lucir import LUCIR
+from equipoise import (
+    LUCIR,
+    Balanced,
+    BalancedFinetuning,
+    Batch,
+    Crop,
+    Finetune,
+    Learner,
+    Meta,
+    Out,
+    Plan,
+    Recipe,
+    Relaxed,
+    Remedy,
+    Stage,
+    Standard,
+    Step,
+    UsageError,
+)
+from equipoise.data.randomness import generator
+from equipoise.engine.sgd import select
+from equipoise.losses import margin_ranking
+from equipoise.nets import Net
+from equipoise.nets.backbones import SmallNet
 from equipoise.nets.heads import CosineHead
-from equipoise.randomness import generator
+from equipoise.step import plan_for
 
 Numbers = list[float]
 Rows = list[Numbers]
-Seen = list[tuple[int, str, Any, Images]]
+TUNED = LUCIR(finetune=Finetune(weight_decay=5e-4))
 
 
 def cosine(a: Numbers, b: Numbers) -> float:
@@ -47,11 +67,8 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def step(loss: Loss, n: Numbers, sizes: tuple[int, ...]) -> Step:
-    none = Images(torch.empty(0, 1, 8, 8, dtype=torch.uint8), torch.empty(0, dtype=torch.long))
-    n_old, counts, net = sum(sizes[:-1]), torch.tensor(n, dtype=torch.float64), None
-    lam = loss.lam(counts, torch.arange(len(n)) < n_old)
-    return Step(len(sizes) - 1, n_old, sizes, counts, lam, none, None, net, None)  # type: ignore[arg-type]
+def step(remedy: Remedy, n: Numbers, sizes: tuple[int, ...]) -> Step:
+    return make_step(sizes, remedy=remedy, n=n, dtype=torch.float64)
 
 
 def cosine_head(*sizes: int, width: int = 6) -> CosineHead:
@@ -83,13 +100,13 @@ def net_of(made: Learner) -> Any:
 
 def begun(made: Learner, x: Tensor, y: list[int]) -> Any:
     """The head as the next step begins with it."""
-    data, names = Images(x, torch.tensor(y)), list(dict.fromkeys(y))
-    return step_module.begin(made, data, names).state.net.head  # type: ignore[arg-type, union-attr]
+    _, live = made._open(x, y)
+    return live.net.head
 
 
 def test_logits_are_cosines_times_a_scale() -> None:
     head, h = cosine_head(3, 2, 2), 5 * noise(4, 6)
-    z, extra = head(h)
+    z, extra = head(h, [])
     rows = [*head.old.tolist(), *head.new.tolist()]
     assert len(head.old) == 5 and len(rows) == 7
     expected = torch.tensor([[cosine(one, row) for row in rows] for one in h.tolist()], dtype=torch.float64)
@@ -97,11 +114,16 @@ def test_logits_are_cosines_times_a_scale() -> None:
     torch.testing.assert_close(z, 1.7 * expected, rtol=1e-13, atol=1e-15)
 
 
-def test_new_rows_and_the_scale_have_gradients_and_old_rows_are_no_parameters() -> None:
+def test_new_rows_and_the_scale_have_gradients_and_old_rows_are_frozen() -> None:
+    """Old rows are parameters, so that fine-tuning may train them, but in no group of a step's training."""
     head = cosine_head(3, 2)
-    assert {name for name, _ in head.named_parameters()} == {"new", "scale"}
-    assert not head.old.requires_grad and "old" in head.state_dict()
-    z, extra = head(noise(4, 6))
+    assert {name for name, _ in head.named_parameters()} == {"old", "new", "scale"} == set(head.state_dict())
+    s = make_step((3, 2), net=Net(SmallNet(1), head, torch.zeros(1), torch.ones(1)))
+    (group,) = select(s, Stage("train", Recipe(), LUCIR.trained))
+    assert {name for name in group.weights if name.startswith("head.")} == {"head.new", "head.scale"}
+    assert not head.old.requires_grad and all(w.requires_grad for w in group.weights.values())
+    assert {f"backbone.{name}" for name, _ in SmallNet(1).named_parameters()} < group.weights.keys()
+    z, extra = head(noise(4, 6), [])
     z[:, :3].sum().backward()
     assert head.scale.grad.item() == pytest.approx(math.fsum(extra["cos"][:, :3].flatten().tolist()), rel=1e-12)
     assert (head.new.grad == 0).all(), "a new row is no part of an old logit"
@@ -138,20 +160,20 @@ LATER = [((5, 2), [0, 1, 5, 6, 4, 5]), ((3, 2, 1), [0, 5, 3, 4, 5, 5]), ((4, 3),
 
 @pytest.mark.parametrize(("sizes", "y"), LATER, ids=["two-new", "one-new", "no-old-images"])
 @pytest.mark.parametrize("ratio", ["code", "paper"])
-@pytest.mark.parametrize("loss", [Standard(), Balanced(0.5), Relaxed("0.2%")], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("remedy", [Standard(), Balanced(0.5), Relaxed("0.2%")], ids=lambda r: r.name)
 def test_the_objective_adds_less_forget_and_ranking(
-    loss: Loss, ratio: Any, sizes: tuple[int, ...], y: list[int]
+    remedy: Remedy, ratio: Any, sizes: tuple[int, ...], y: list[int]
 ) -> None:
-    n_old, classes, method = sum(sizes[:-1]), sum(sizes), LUCIR(loss=loss, lambda_base=4.0, m=0.6, ratio=ratio)
+    n_old, classes, method = sum(sizes[:-1]), sum(sizes), LUCIR(remedy, lambda_base=4.0, m=0.6, ratio=ratio)
     n = [20.0 + k for k in range(n_old)] + [500.0 - 7 * k for k in range(sizes[-1])]
-    head, h, h_old, s = cosine_head(*sizes), noise(6, 6), noise(6, 6, seed=1), step(loss, n, sizes)
+    head, h, h_old, s = cosine_head(*sizes), noise(6, 6), noise(6, 6, seed=1), step(remedy, n, sizes)
 
     def whole(h: Tensor, new: Tensor, sigma: Tensor) -> Tensor:
-        z, extra = functional_call(head, {"new": new, "scale": sigma}, (h,))
-        return method.objective(s, torch.tensor(y), Out(z, h, [], extra), Out(z[:, :n_old], h_old, [], {}))
+        z, extra = functional_call(head, {"new": new, "scale": sigma}, (h, []))
+        return method.objective(s, Batch(torch.tensor(y), Out(z, h, [], extra), Out(z[:, :n_old], h_old, [], {})))
 
     weights = {Standard: [1.0] * classes, Balanced: [0.5 * k for k in n[:n_old]] + n[n_old:]}
-    lam = weights.get(type(loss), [1.0] * n_old + n[n_old:])  # 0.2 % of 500 is 1
+    lam = weights.get(type(remedy), [1.0] * n_old + n[n_old:])  # 0.2 % of 500 is 1
     rows = [*head.old.tolist(), *head.new.tolist()]
     cos = [[cosine(one, row) for row in rows] for one in h.tolist()]
     far = math.fsum(1 - cosine(a, b) for a, b in zip(h.tolist(), h_old.tolist())) / 6
@@ -163,11 +185,11 @@ def test_the_objective_adds_less_forget_and_ranking(
     assert torch.autograd.gradcheck(whole, inputs)
 
 
-@pytest.mark.parametrize("loss", [Standard(), Balanced(0.5), Relaxed()], ids=lambda loss: loss.name)
-def test_the_base_step_is_the_classification_loss_alone(loss: Loss) -> None:
-    n, y, (z, extra) = [3.0, 5.0, 7.0, 11.0], [0, 1, 2, 3, 3], cosine_head(4)(noise(5, 6))
-    value = LUCIR(loss=loss).objective(step(loss, n, (4,)), torch.tensor(y), Out(z, noise(5, 6), [], extra), None)
-    lam = [1.0] * 4 if loss == Standard() else n
+@pytest.mark.parametrize("remedy", [Standard(), Balanced(0.5), Relaxed()], ids=lambda r: r.name)
+def test_the_base_step_is_the_classification_loss_alone(remedy: Remedy) -> None:
+    n, y, (z, extra) = [3.0, 5.0, 7.0, 11.0], [0, 1, 2, 3, 3], cosine_head(4)(noise(5, 6), [])
+    value = LUCIR(remedy).objective(step(remedy, n, (4,)), Batch(torch.tensor(y), Out(z, noise(5, 6), [], extra)))
+    lam = [1.0] * 4 if remedy == Standard() else n
     assert value.item() == pytest.approx(cross_entropy(z.tolist(), y, lam), rel=1e-13)
 
 
@@ -208,8 +230,8 @@ def test_old_rows_do_not_move_in_training_while_new_rows_and_the_scale_do() -> N
 class Idle(LUCIR):
     """Nothing but weight decay."""
 
-    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
-        return 0 * out.z.sum()
+    def objective(self, s: Step, b: Batch) -> Tensor:
+        return 0 * b.out.z.sum()
 
 
 def test_weight_decay_shrinks_new_rows_and_the_scale_but_not_old_rows() -> None:
@@ -222,39 +244,33 @@ def test_weight_decay_shrinks_new_rows_and_the_scale_but_not_old_rows() -> None:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Each training: its step, its name, the net before it, and its images."""
-    found, fit = [], step_module.fit
-
-    def spy(method: Any, s: Step, *args: Any, **more: Any) -> Any:
-        found.append((s.t, more.get("stage", "train"), copy.deepcopy(s.net), s.data))
-        return fit(method, s, *args, **more)
-
-    monkeypatch.setattr(step_module, "fit", spy)
-    return found
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Trained]:
+    return note_trainings(monkeypatch)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_it_refits_only_if_asked_and_after_the_base_step(asked: bool, seen: Seen) -> None:
-    learner(LUCIR(finetune=asked), 3, Recipe(epochs=1, batch=32), 4)
-    later = ["train", "refit"] if asked else ["train"]
-    assert [(t, name) for t, name, *_ in seen] == [(0, "train"), *((t, k) for t in (1, 2) for k in later)]
+@pytest.mark.parametrize("epochs", [2, 0])
+def test_it_fine_tunes_only_if_asked_and_after_the_base_step(epochs: int, seen: list[Trained]) -> None:
+    learner(LUCIR(finetune=Finetune(epochs)), 3, Recipe(epochs=1, batch=32), 4)
+    later = ["train", "refit"] if epochs else ["train"]
+    assert [(one.t, one.stage.name) for one in seen] == [(0, "train"), *((t, k) for t in (1, 2) for k in later)]
+    assert {one.stage.recipe.epochs for one in seen if one.stage.name == "refit"} == ({2} if epochs else set())
 
 
-@pytest.mark.parametrize(("loss", "memory"), [(Balanced(), 4), (Relaxed(), 4), (Meta(), 4), (Standard(), 0)], ids=str)
-def test_a_refit_that_would_not_be_done_is_refused(loss: Loss, memory: int) -> None:
-    with pytest.raises(UsageError, match=r"^finetune refits .* the standard loss and a memory above 0$"):
-        Learner(LUCIR(loss, finetune=True), memory)
-    Learner(LUCIR(loss), memory)
-    with pytest.raises(UsageError, match=r"ask for one$"):
-        Learner(LUCIR(finetune=True, mitigation="balanced-finetuning"), 4)
+@pytest.mark.parametrize(
+    ("remedy", "memory"), [(Balanced(), 4), (Relaxed(), 4), (Meta(), 4), (BalancedFinetuning(), 4), (Standard(), 0)]
+)
+def test_fine_tuning_that_would_not_be_done_is_refused(remedy: Remedy, memory: int) -> None:
+    with pytest.raises(UsageError, match=r"^fine-tuning is on the memory, with the standard loss, .*memory above 0$"):
+        Learner(LUCIR(remedy, finetune=Finetune(20)), memory)
+    Learner(LUCIR(remedy), memory)
 
 
-def test_a_refit_moves_all_rows_and_nothing_else(seen: Seen) -> None:
-    made = learner(LUCIR(finetune=True), 2)
-    _, name, before, data = seen[-1]
-    after = net_of(made)
-    assert name == "refit" and torch.equal(data.x, made.exemplars_.x) and torch.bincount(data.y).tolist() == [4] * 5
+def test_fine_tuning_moves_all_rows_and_nothing_else(seen: list[Trained]) -> None:
+    made = learner(TUNED, 2)
+    _, stage, s, before, *_ = seen[-1]
+    after, data = net_of(made), s.images[s.where]
+    assert stage.name == "refit" and torch.bincount(data.y).tolist() == [4] * 5
+    assert torch.equal(data.x, made.exemplars_.x)
     rows = [net.head.rows() for net in (before, after)]
     assert rows[1].shape == (5, 64) and ((rows[1] - rows[0]).norm(dim=1) > 1e-4).all()
     assert torch.equal(after.head.scale, before.head.scale)
@@ -262,20 +278,25 @@ def test_a_refit_moves_all_rows_and_nothing_else(seen: Seen) -> None:
     for key, value in after.backbone.state_dict().items():
         assert torch.equal(value, before.backbone.state_dict()[key]), key
     made.learn(*images(range(5, 7)))
-    assert seen[-2][:2] == (2, "train") and torch.equal(seen[-2][2].head.old, rows[1]), "where the next step begins"
+    train = seen[-2]
+    assert (train.t, train.stage.name) == (2, "train"), "where the next step begins"
+    assert torch.equal(train.net.head.old, rows[1])
 
 
 def test_the_recipes_are_those_of_the_original() -> None:
-    recipe = LUCIR().recipe((3, 32, 32))
+    recipe = LUCIR().recipe(plan_for((3, 32, 32)))
     assert (recipe.epochs, recipe.batch, recipe.momentum, recipe.weight_decay, recipe.clamp) == (160, 128, 0.9, 5e-4, 0)
     assert [recipe.lr_at(k) for k in (0, 79, 80, 119, 120, 159)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3, 1e-3])
-    refit = LUCIR(finetune=True).refit()
-    assert refit is not None and refit.statistics == "rest"
+    plan = Plan(1, (50, 10), (3, 32, 32), (20,) * 50 + (500,) * 10, 20, 20)
+    assert [one if isinstance(one, str) else one.name for one in LUCIR().stages(plan)] == ["train", "choose"]
+    refit = TUNED.stages(plan)[-1]
+    assert isinstance(refit, Stage) and refit.batch_norm == "eval" and refit.teacher == "previous"
     again = refit.recipe
     assert (again.epochs, again.batch, again.momentum, again.weight_decay) == (20, 128, 0.9, 5e-4)
     assert [again.lr_at(k) for k in (0, 9, 10, 19)] == pytest.approx([0.01, 0.01, 1e-3, 1e-3])
     method = LUCIR()
-    assert (method.lambda_base, method.K, method.m, method.imprint, method.finetune) == (5.0, 2, 0.5, True, False)
+    assert (method.lambda_base, method.K, method.m, method.imprint) == (5.0, 2, 0.5, True)
+    assert TUNED.finetune == Finetune(20, 0.01, 128, 5e-4) and method.finetune == Finetune(0, weight_decay=5e-4)
 
 
 def test_the_last_relu_is_absent() -> None:

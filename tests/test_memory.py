@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise import UsageError
-from equipoise.data.images import Images
-from equipoise.data.memory import Budget, at_random, herding, keep, ranks, update
+from equipoise.data.memory import EVERYTHING, Budget, at_random, herding, hold_out, keep, ranks
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Features = npt.NDArray[np.float64]
@@ -167,6 +166,7 @@ def test_at_random_takes_every_image_as_often() -> None:
         ("007", Budget(per_class=7), "7"),
         ("total:2000", Budget(total=2000), "total:2000"),
         ("total:0", Budget(total=0), "total:0"),
+        ("all", Budget(per_class=EVERYTHING), "all"),
     ],
 )
 def test_budgets_are_read_and_shown(text: str | int, budget: Budget, shown: str) -> None:
@@ -212,20 +212,11 @@ def test_shares_fit_into_the_budget_and_one_more_would_not(total: int, classes: 
 # Any sequence of steps ----------------------------------------------------------------------------------------
 
 
-def numbered(y: list[int], first: int) -> Images:
-    """Images that carry their own number in their pixels."""
-    x = torch.tensor([[(first + i) // 256, (first + i) % 256] for i in range(len(y))], dtype=torch.uint8)
-    return Images(x.view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.long))
-
-
-def numbers(images: Images) -> list[int]:
-    return [int(a) * 256 + int(b) for a, b in images.x.view(-1, 2)]
-
-
-def by_class(images: Images) -> dict[int, list[int]]:
+def by_class(memory: Tensor, y: Tensor) -> dict[int, list[int]]:
+    """Of positions of images with labels y, those of each class, in their order."""
     found: dict[int, list[int]] = {}
-    for number, label in zip(numbers(images), images.y.tolist()):
-        found.setdefault(label, []).append(number)
+    for position in memory.tolist():
+        found.setdefault(int(y[position]), []).append(position)
     return found
 
 
@@ -251,31 +242,29 @@ histories = st.builds(
 @given(histories)
 def test_after_any_steps_the_memory_is_what_it_should_be(history: History) -> None:
     rng = random.Random(history.seed)
-    memory: Images | None = None
+    memory, y = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
     chosen: dict[int, list[int]] = {}  # at the step of the class
     earlier: dict[int, list[int]] = {}  # in the memory before the step
     size_of: dict[int, int] = {}
-    first = 0
     for t, sizes in enumerate(history.steps):
         n_old = len(size_of)
-        y = [n_old + k for k, size in enumerate(sizes) for _ in range(size)]
-        rng.shuffle(y)
-        data = numbered(y, first)
-        first += len(y)
+        own = [n_old + k for k, size in enumerate(sizes) for _ in range(size)]
+        rng.shuffle(own)
+        data = torch.arange(len(y), len(y) + len(own))
+        y = torch.cat([y, torch.tensor(own)])
         size_of |= {n_old + k: size for k, size in enumerate(sizes)}
         m = history.budget.share(len(size_of))
         if history.select == "random":
-            which = at_random(data.y, m, torch.Generator().manual_seed(history.seed + t))
+            which = at_random(y[data], m, torch.Generator().manual_seed(history.seed + t))
         else:
-            h = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(history.seed + t))
-            which = herding(h, data.y, m)
-        new = by_class(data[which])
-        chosen |= new
-        memory = update(memory, data[which], m)
+            h = torch.randn(len(own), 4, generator=torch.Generator().manual_seed(history.seed + t))
+            which = herding(h, y[data], m)
+        chosen |= by_class(data[which], y)
+        memory = torch.cat([keep(memory, y[memory], m), data[which]])
 
-        labels = memory.y.tolist()
+        labels = y[memory].tolist()
         assert labels == sorted(labels), "classes lie together, old ones first"
-        found = by_class(memory)
+        found = by_class(memory, y)
         assert sum(len(v) for v in found.values()) == len(memory)
         if history.budget.total is None:
             assert all(len(v) <= history.budget.per_class for v in found.values())
@@ -294,9 +283,20 @@ def test_after_any_steps_the_memory_is_what_it_should_be(history: History) -> No
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 8))
 def test_ranks_and_keep(sizes: list[int], m: int) -> None:
     y = [c for c, size in enumerate(sizes) for _ in range(size)]
-    memory = numbered(y, 0)
     expected = [y[:i].count(c) for i, c in enumerate(y)]
-    assert ranks(memory.y).tolist() == expected
-    kept = keep(memory, m)
-    assert numbers(kept) == [i for i, rank in enumerate(expected) if rank < m]
-    assert kept.y.tolist() == [c for c, rank in zip(y, expected) if rank < m]
+    labels, memory = torch.tensor(y, dtype=torch.long), 100 + torch.arange(len(y)) * 3  # positions, of any order
+    assert ranks(labels).tolist() == expected
+    kept = keep(memory, labels, m)
+    assert kept.tolist() == [100 + 3 * i for i, rank in enumerate(expected) if rank < m]
+
+
+@properties
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 99))
+def test_what_is_held_out_is_as_many_of_every_class_and_nothing_is_lost(sizes: list[int], h: int, seed: int) -> None:
+    y = torch.from_numpy(np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes)))
+    trained, held = hold_out(y, h, torch.Generator().manual_seed(seed))
+    assert sorted([*trained.tolist(), *held.tolist()]) == list(range(len(y)))
+    assert torch.bincount(y[held], minlength=len(sizes)).tolist() == [min(h, size) for size in sizes]
+    assert trained.tolist() == sorted(trained.tolist()), "what stays is in its order"
+    again = hold_out(y, h, torch.Generator().manual_seed(seed))
+    assert torch.equal(again[0], trained) and torch.equal(again[1], held)

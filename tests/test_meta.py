@@ -9,23 +9,27 @@ from typing import Any
 
 import pytest
 import torch
+from steps import make_step, train
 from torch import Tensor
 from torch.func import functional_call, grad, jvp
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, ILBaseline, Meta, Recipe, Step
-from equipoise.data.images import Images
-from equipoise.engine import meta, train
-from equipoise.nets import Net, Out
+from equipoise import Balanced, Batch, Group, ILBaseline, Meta, Out, Recipe, Stage, Step
+from equipoise.data.images import Images, join
+from equipoise.data.randomness import generator
+from equipoise.engine import meta
+from equipoise.engine import train as loop
+from equipoise.engine.sgd import Trained, gradient, look_ahead, select, sgd_
+from equipoise.engine.train import Epoch, Position
+from equipoise.nets import Net
 from equipoise.nets.backbones import SmallNet
 from equipoise.nets.heads import LinearHead
-from equipoise.randomness import generator
 
 Weights = dict[str, Tensor]
 OLD, CLASSES, T = 3, 5, 2.0
 RHO = OLD / CLASSES
 RECIPE = Recipe(momentum=0.9, weight_decay=2e-3, batch=8)
-PLAIN = Crop(pad=0, flip=False)
+HALVES = (Group(("backbone.*",), lr=0.5, decay=0.05), Group(("head.*",), lr=2.0))
 
 
 # A small step, in float64 -------------------------------------------------------------------------------------
@@ -41,7 +45,7 @@ def images(count: int, classes: list[int], seed: int) -> Images:
     return Images(x, y)
 
 
-def make_step(loss: Meta | Balanced, dtype: torch.dtype = torch.float64, batches: int = 5, held: int = 10) -> Step:
+def small_step(remedy: Meta | Balanced, dtype: torch.dtype = torch.float64, batches: int = 5, held: int = 10) -> Step:
     """Three old classes with few images, two new ones with many; the net grew from its teacher and moved a little."""
     net = Net(SmallNet(1), LinearHead(64), torch.tensor([90.0]), torch.tensor([60.0]))
     net.backbone.initialise(generator(0, "backbone"))
@@ -53,12 +57,15 @@ def make_step(loss: Meta | Balanced, dtype: torch.dtype = torch.float64, batches
     with torch.no_grad():
         for w in net.parameters():
             w += 0.1 * torch.randn(w.shape, generator=gen, dtype=torch.float64)
-    data = images(8 * batches + 4, [0, 3, 4, 1, 4, 3, 3, 2, 4, 3], seed=1)
-    n = torch.bincount(data.y).to(dtype)
+    data = join(
+        images(8 * batches + 4, [0, 3, 4, 1, 4, 3, 3, 2, 4, 3], seed=1), images(held, list(range(CLASSES)), seed=2)
+    )
     net.train()
-    state = {"alpha": torch.ones((), dtype=dtype)} if isinstance(loss, Meta) else {}
-    held_out = images(held, list(range(CLASSES)), seed=2)
-    return Step(1, OLD, (OLD, CLASSES - OLD), n, n.clone(), data, held_out, net, teacher, state)
+    state = {"alpha": torch.ones((), dtype=dtype)} if isinstance(remedy, Meta) else {}
+    held_out = torch.arange(len(data) - held, len(data))
+    return make_step(
+        (OLD, CLASSES - OLD), data, remedy, held=held_out, net=net, teacher=teacher, state=state, dtype=dtype
+    )
 
 
 @dataclass
@@ -75,20 +82,36 @@ class Problem:
     weights: Weights
     momentum: Weights
     lr: Tensor
+    groups: tuple[Group, ...]
 
 
-@pytest.fixture
-def problem() -> Problem:
-    method = ILBaseline(loss=Meta(), T=T)
-    s = make_step(method.loss)  # type: ignore[arg-type]
+@pytest.fixture(params=[ILBaseline.trained, HALVES], ids=["one-group", "two-groups"])
+def problem(request: pytest.FixtureRequest) -> Problem:
+    method = ILBaseline(Meta(), T=T)
+    s = small_step(Meta())
     s.state["alpha"].fill_(0.7)
-    s.lam.copy_(method.loss.lam(s.n, s.past, s.state["alpha"]))
-    x, y = s.data.x[:8], s.data.y[:8]
-    assert s.held is not None and s.teacher is not None
+    s.lam.copy_(method.lam(s))
+    x, y = s.images.x[s.where[:8]], s.y[:8]
+    assert len(s.held) and s.teacher is not None
     gen = torch.Generator().manual_seed(9)
     weights = {k: w.detach() for k, w in s.net.named_parameters()}
     momentum = {k: 0.05 * torch.randn(w.shape, generator=gen, dtype=w.dtype) for k, w in weights.items()}
-    return Problem(s, method, x, y, s.teacher(x), s.held.x, s.held.y, weights, momentum, torch.tensor(0.1).double())
+    held, lr = s.images[s.held], torch.tensor(0.1).double()
+    return Problem(s, method, x, y, s.teacher(x), held.x, held.y, weights, momentum, lr, request.param)
+
+
+def trained(p: Problem) -> list[Trained]:
+    """The weights by group, with learning rates in float64."""
+    groups = select(p.s, Stage("train", RECIPE, p.groups))
+    for group, given in zip(groups, p.groups):
+        group.lr = p.lr * given.lr
+    return groups
+
+
+def sgd_of(p: Problem, name: str) -> tuple[Tensor, float]:
+    """Learning rate and L2 penalty of a weight, by the pattern's first word."""
+    group = next(g for g in p.groups if f"{name.split('.')[0]}.*" in g.names)
+    return p.lr * group.lr, RECIPE.weight_decay if group.decay is None else group.decay
 
 
 # The oracle: the same step written out, and differentiated through ---------------------------------------------
@@ -110,10 +133,14 @@ def train_loss(z: Tensor, z_old: Tensor, y: Tensor, n: Tensor, alpha: Tensor) ->
     return RHO * Ld + (1 - RHO) * Lc
 
 
-def star(net: Net, p: Problem, alpha: Tensor, momentum: float = 0.9, decay: float = 2e-3) -> Weights:
+def star(net: Net, p: Problem, alpha: Tensor, momentum: float = 0.9, decay: float | None = None) -> Weights:
     """θ*, as a function of α that can be differentiated."""
     g = grad(lambda w: train_loss(forward(net, w, p.x), p.ref.z, p.y, p.s.n, alpha))(p.weights)
-    return {k: w - p.lr * (momentum * p.momentum[k] + g[k] + decay * w) for k, w in p.weights.items()}
+    ahead = {}
+    for k, w in p.weights.items():
+        lr, own = sgd_of(p, k)
+        ahead[k] = w - lr * (momentum * p.momentum[k] + g[k] + (own if decay is None else decay) * w)
+    return ahead
 
 
 def validation_loss(p: Problem, alpha: Tensor, **sgd: float) -> Tensor:
@@ -123,11 +150,14 @@ def validation_loss(p: Problem, alpha: Tensor, **sgd: float) -> Tensor:
 
 def slope_of(p: Problem) -> Tensor:
     """What the module computes, from its parts."""
-    weights, out = dict(p.s.net.named_parameters()), p.s.net(p.x)
-    grads = train.gradient(p.method.objective(p.s, p.y, out, p.ref), weights, again=True)
-    ahead = meta.lookahead(p.weights, grads, p.momentum, p.lr, RECIPE)
-    v = meta.validation_gradient(p.s.net, ahead, p.x_bar, p.y_bar)
-    return meta.hyper_gradient(meta.influence(p.method, p.s, p.y, out, p.ref, weights), v, p.lr)
+    weights, b, groups = dict(p.s.net.named_parameters()), Batch(p.y, p.s.net(p.x), p.ref), trained(p)
+    adapt, objective = p.method.remedy.adapt(), p.method.objective
+    assert adapt is not None
+    grads = gradient(objective(p.s, b), weights, again=True)
+    ahead = look_ahead(groups, grads, p.momentum, RECIPE)
+    v = dict(zip(ahead, meta.validation_gradient(p.s.net, ahead, p.x_bar, p.y_bar)))
+    d_alpha = dict(zip(weights, meta.influence(adapt, p.method, objective, p.s, b, weights)))
+    return meta.hyper_gradient(d_alpha, v, groups)
 
 
 # The gradient by α --------------------------------------------------------------------------------------------
@@ -158,12 +188,13 @@ def test_the_distillation_weight_is_part_of_the_gradient(problem: Problem) -> No
     p, s = problem, problem.s
     alpha = s.state["alpha"]
     v = grad(lambda w: F.cross_entropy(forward(s.net, w, p.x_bar), p.y_bar))(star(s.net, p, alpha))
+    v = {k: sgd_of(p, k)[0] * one for k, one in v.items()}  # each by its own learning rate
     z, Jz_v = jvp(lambda w: forward(s.net, w, p.x), (p.weights,), (v,))
     weight = torch.cat([alpha * s.n[:OLD], s.n[OLD:]])
     q = weight * z.exp() / (weight * z.exp()).sum(1, keepdim=True)
     old = (torch.arange(CLASSES) < OLD).double()
     dq = q * (old - (q * old).sum(1, keepdim=True)) / alpha
-    closed = (-p.lr * (dq * Jz_v).sum(1).mean()).item()
+    closed = (-(dq * Jz_v).sum(1).mean()).item()
     slope = slope_of(p).item()
     assert slope == pytest.approx((1 - RHO) * closed, rel=1e-9)
     assert slope != pytest.approx(closed, rel=0.1)
@@ -174,13 +205,15 @@ def test_lookahead_is_where_sgd_goes(problem: Problem, clamp: float) -> None:
     p, recipe = problem, replace(RECIPE, clamp=clamp)
     gen = torch.Generator().manual_seed(3)
     grads = {k: torch.randn(w.shape, generator=gen, dtype=w.dtype) for k, w in p.weights.items()}
-    ahead = meta.lookahead(p.weights, grads, p.momentum, p.lr, recipe)
+    before = {k: w.clone() for k, w in p.weights.items()}
+    ahead = look_ahead(trained(p), grads, p.momentum, recipe)
     if clamp:
         grads = {k: g.clamp(-clamp, clamp) for k, g in grads.items()}
-    moved, momentum = ({k: v.clone() for k, v in d.items()} for d in (p.weights, p.momentum))
-    train.sgd_(moved, grads, momentum, p.lr, RECIPE)
-    for k in p.weights:
-        torch.testing.assert_close(ahead[k], moved[k], rtol=1e-13, atol=1e-15)
+    assert all(torch.equal(w, before[k]) for k, w in p.weights.items()), "looking is not going"
+    sgd_(trained(p), grads, p.momentum, RECIPE)
+    for k, w in p.weights.items():
+        torch.testing.assert_close(ahead[k], w, rtol=1e-13, atol=1e-15)
+        assert not torch.equal(w, before[k])
 
 
 def test_validation_is_the_plain_cross_entropy_in_train_mode(problem: Problem) -> None:
@@ -196,15 +229,26 @@ def test_validation_is_the_plain_cross_entropy_in_train_mode(problem: Problem) -
 # One update ---------------------------------------------------------------------------------------------------
 
 
-def update(p: Problem, alpha_lr: float) -> Weights:
-    """An update of α; returns the gradients that it was given."""
-    weights, out = dict(p.s.net.named_parameters()), p.s.net(p.x)
-    grads = train.gradient(p.method.objective(p.s, p.y, out, p.ref), weights, again=True)
-    batch, balanced = (p.y, out, p.ref), (p.x_bar, p.y_bar)
-    kept = {k: g.clone() for k, g in grads.items()}
-    meta.update_alpha(p.method, p.s, batch, balanced, weights, grads, p.momentum, p.lr, RECIPE, alpha_lr)
+class Balance:
+    """B_t, all of it in every batch."""
+
+    def __init__(self, p: Problem) -> None:
+        self.p = p
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        return self.p.x_bar, self.p.y_bar
+
+
+def update(p: Problem, alpha_lr: float) -> None:
+    """An update of α, which leaves the gradients that it is given as they are."""
+    weights, b = dict(p.s.net.named_parameters()), Batch(p.y, p.s.net(p.x), p.ref)
+    objective, adapt = p.method.objective, Meta(alpha_lr=alpha_lr).adapt()
+    assert adapt is not None
+    grads = gradient(objective(p.s, b), weights, again=True)
+    kept, held = {k: g.clone() for k, g in grads.items()}, Balance(p)
+    ahead = meta.Ahead(trained(p), p.momentum, RECIPE, held, False, None)  # type: ignore[arg-type]
+    meta.update(adapt, p.method, objective, p.s, b, grads, ahead)
     assert all(torch.equal(grads[k], kept[k]) for k in grads)
-    return grads
 
 
 def test_an_update_follows_the_gradient_and_lambda_follows_alpha(problem: Problem) -> None:
@@ -244,37 +288,24 @@ def test_alpha_stays_positive(problem: Problem, monkeypatch: pytest.MonkeyPatch,
 # In the training loop -----------------------------------------------------------------------------------------
 
 
-def start(s: Step) -> train.Position:
-    return train.Position({k: torch.zeros_like(w) for k, w in s.net.named_parameters()})
-
-
-def fit(
-    method: ILBaseline, s: Step, recipe: Recipe, at: train.Position | None = None, **more: Any
-) -> list[train.Epoch]:
-    epochs: list[train.Epoch] = []
-    more = {"crop": PLAIN, "seed": 4, "bf16": False, "on_epoch": epochs.append, **more}
-    train.fit(method, s, recipe, at=at or start(s), **more)
-    return epochs
-
-
 def by_hand(s: Step, recipe: Recipe, alpha_lr: float, every: int, seed: int) -> tuple[Net, Tensor, Weights]:
     """Algorithm 1 as printed, one line after the other, with torch's optimiser and a double backward."""
     net, alpha = copy.deepcopy(s.net).train(), torch.ones((), dtype=torch.float64)
     sgd = torch.optim.SGD(net.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
-    assert s.held is not None and s.teacher is not None
+    assert len(s.held) and s.teacher is not None
     orders = {}
-    for purpose, data in (("train", s.data), ("held", s.held)):
+    for purpose, positions in (("train", s.where), ("held", s.held)):
         gens = (generator(seed, s.t, purpose, "order", k) for k in range(50))
-        orders[purpose] = torch.cat([torch.randperm(len(data), generator=gen) for gen in gens])
+        orders[purpose] = torch.cat([positions[torch.randperm(len(positions), generator=gen)] for gen in gens])
     batch, batch_bar = recipe.batch, min(128, len(s.held))
     done = 0
     for epoch in range(recipe.epochs):
         for group in sgd.param_groups:
             group["lr"] = recipe.lr_at(epoch)
-        until = math.floor((epoch + 1) * len(s.data) / batch + 0.5)
+        until = math.floor((epoch + 1) * len(s.where) / batch + 0.5)
         for i in range(done, until):
             which = orders["train"][i * batch : (i + 1) * batch]
-            x, y = s.data.x[which], s.data.y[which]
+            x, y = s.images.x[which], s.images.y[which]
             z_old = s.teacher(x).z
             if i % every == 0:
                 j = i // every
@@ -286,8 +317,8 @@ def by_hand(s: Step, recipe: Recipe, alpha_lr: float, every: int, seed: int) -> 
                 }
                 none: Any = None
                 p = Problem(
-                    replace(s, net=net), none, x, y, Out(z_old, z_old, [], {}), s.held.x[which], s.held.y[which],
-                    weights, momentum, torch.tensor(recipe.lr_at(epoch), dtype=torch.float64),
+                    replace(s, net=net), none, x, y, Out(z_old, z_old, [], {}), s.images.x[which], s.images.y[which],
+                    weights, momentum, torch.tensor(recipe.lr_at(epoch), dtype=torch.float64), ILBaseline.trained,
                 )  # fmt: skip
                 sgd_terms = {"momentum": recipe.momentum, "decay": recipe.weight_decay}
                 slope = grad(lambda a, p=p, m=sgd_terms: validation_loss(p, a, **m))(alpha)
@@ -305,12 +336,11 @@ EXACT = Recipe(epochs=3, lr=0.0625, milestones=(0.67,), decay=0.5, batch=8, mome
 
 def test_training_is_algorithm_1_line_by_line() -> None:
     """α is learned on the batch that follows, before the step on it, which uses the new α."""
-    method = ILBaseline(loss=Meta(alpha_lr=80.0, every=3), T=T)
-    s = make_step(method.loss)  # type: ignore[arg-type]
-    assert len(s.data) % EXACT.batch != 0
+    method = ILBaseline(Meta(alpha_lr=80.0, every=3), T=T)
+    s, at = small_step(Meta()), Position()
+    assert len(s.where) % EXACT.batch != 0
     net, alpha, momentum = by_hand(s, EXACT, alpha_lr=80.0, every=3, seed=4)
-    at = start(s)
-    epochs = fit(method, s, EXACT, at)
+    epochs = train(method, s, EXACT, seed=4, at=at)
     assert abs(alpha - 1) > 0.05, "α must move, or nothing is tested"
     assert s.state["alpha"].item() == pytest.approx(alpha.item(), rel=1e-9)
     assert epochs[-1].alpha == s.state["alpha"].item()
@@ -323,13 +353,12 @@ def test_training_is_algorithm_1_line_by_line() -> None:
 @pytest.mark.parametrize("every", [1, 4, 10])
 def test_alpha_is_updated_at_every_tenth_step_before_the_net(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     events: list[str] = []
-    update_alpha, sgd_ = meta.update_alpha, train.sgd_
-    monkeypatch.setattr(meta, "update_alpha", lambda *a: (events.append("alpha"), update_alpha(*a)))
-    monkeypatch.setattr(train, "sgd_", lambda *a: (events.append("net"), sgd_(*a)))
-    method = ILBaseline(loss=Meta() if every == 10 else Meta(every=every))
-    s = make_step(method.loss, batches=7, held=70)  # type: ignore[arg-type]
-    assert len(s.data) == 60
-    fit(method, s, replace(EXACT, epochs=4))
+    update, sgd_ = meta.update, loop.sgd_
+    monkeypatch.setattr(meta, "update", lambda *a: (events.append("alpha"), update(*a)))
+    monkeypatch.setattr(loop, "sgd_", lambda *a: (events.append("net"), sgd_(*a)))
+    s = small_step(Meta(), batches=7, held=70)
+    assert len(s.where) == 60
+    train(ILBaseline(Meta() if every == 10 else Meta(every=every)), s, replace(EXACT, epochs=4))
     expected = []
     for i in range(30):  # 4 epochs of 60 images in batches of 8
         expected += ["alpha", "net"] if i % every == 0 else ["net"]
@@ -339,22 +368,21 @@ def test_alpha_is_updated_at_every_tenth_step_before_the_net(monkeypatch: pytest
 @pytest.mark.parametrize(("held", "every"), [(5, 1), (5, 2), (10, 1)])
 def test_a_small_hold_out_serves_many_updates_in_an_epoch(held: int, every: int) -> None:
     """B_t is small (two images of every class) and an epoch long: B_t is gone through several times in one epoch."""
-    method = ILBaseline(loss=Meta(alpha_lr=1.0, every=every), T=T)
-    s = make_step(method.loss, batches=12, held=held)  # type: ignore[arg-type]
+    method = ILBaseline(Meta(alpha_lr=1.0, every=every), T=T)
+    s = small_step(Meta(), batches=12, held=held)
     recipe = replace(EXACT, epochs=2)
     net, alpha, _ = by_hand(s, recipe, alpha_lr=1.0, every=every, seed=4)
-    fit(method, s, recipe)
+    train(method, s, recipe, seed=4)
     assert s.state["alpha"].item() == pytest.approx(alpha.item(), rel=1e-9)
     for (k, w), expected in zip(s.net.state_dict().items(), net.state_dict().values()):
         torch.testing.assert_close(w, expected, rtol=1e-8, atol=1e-10, msg=k)
 
 
 def test_alpha_that_does_not_learn_is_the_balanced_loss_bit_for_bit() -> None:
-    frozen, balanced = ILBaseline(loss=Meta(alpha_lr=0.0, every=2)), ILBaseline(loss=Balanced(1.0))
-    learned = ILBaseline(loss=Meta(alpha_lr=20.0, every=2))
-    steps = [make_step(m.loss, torch.float32) for m in (frozen, balanced, learned)]  # type: ignore[arg-type]
-    for method, s in zip((frozen, balanced, learned), steps):
-        fit(method, s, EXACT)
+    remedies = Meta(alpha_lr=0.0, every=2), Balanced(1.0), Meta(alpha_lr=20.0, every=2)
+    steps = [small_step(remedy, torch.float32) for remedy in remedies]
+    for remedy, s in zip(remedies, steps):
+        train(ILBaseline(remedy), s, EXACT)
     assert steps[0].state["alpha"].item() == 1.0
     same, plain, other = (s.net.state_dict() for s in steps)
     assert all(torch.equal(same[k], plain[k]) for k in plain)
@@ -363,27 +391,26 @@ def test_alpha_that_does_not_learn_is_the_balanced_loss_bit_for_bit() -> None:
 
 def test_without_a_hold_out_nothing_is_learned_besides_the_net(monkeypatch: pytest.MonkeyPatch) -> None:
     """The base step: there is no B_t, and Meta is the balanced loss."""
-    monkeypatch.setattr(meta, "update_alpha", lambda *_: pytest.fail("there is no α in the base step"))
-    s = replace(make_step(Balanced()), held=None)
-    epochs = fit(ILBaseline(loss=Meta()), s, EXACT)
+    monkeypatch.setattr(meta, "update", lambda *_: pytest.fail("there is no α in the base step"))
+    s = small_step(Balanced())
+    epochs = train(ILBaseline(Meta()), replace(s, held=s.held[:0]), EXACT)
     assert [e.alpha for e in epochs] == [None] * 3
 
 
 def test_a_step_that_goes_on_learns_the_same_alpha() -> None:
     """Stopped after an epoch and continued from copies: the same bits, α and batches of B_t included."""
-    method = ILBaseline(loss=Meta(alpha_lr=20.0, every=4))
-    whole = make_step(method.loss, torch.float32)  # type: ignore[arg-type]
-    at = start(whole)
-    kept: dict[int, tuple[Step, train.Position]] = {}
+    method = ILBaseline(Meta(alpha_lr=20.0, every=4))
+    whole, at = small_step(Meta(), torch.float32), Position()
+    kept: dict[int, tuple[Step, Position]] = {}
 
-    def keep(e: train.Epoch) -> None:
+    def keep(e: Epoch) -> None:
         kept[e.epoch] = copy.deepcopy((whole, at))
 
-    fit(method, whole, EXACT, at, on_epoch=keep)
+    train(method, whole, EXACT, at=at, on_epoch=keep)
     for epoch in (1, 2):
         s, position = kept[epoch]
         assert position.epoch == epoch and s.state["alpha"] != whole.state["alpha"]
-        fit(method, s, EXACT, position)
+        train(method, s, EXACT, at=position)
         assert torch.equal(s.state["alpha"], whole.state["alpha"])
         assert all(torch.equal(v, whole.net.state_dict()[k]) for k, v in s.net.state_dict().items())
 
@@ -392,9 +419,8 @@ def test_alpha_is_learned_in_bf16_too() -> None:
     """The net computes in bf16, α and its gradient are fp32: about the same α as without."""
     found = []
     for bf16 in (False, True):
-        method = ILBaseline(loss=Meta(alpha_lr=5.0, every=1))
-        s = make_step(method.loss, torch.float32, batches=1)  # type: ignore[arg-type]
-        fit(method, s, replace(EXACT, epochs=1), bf16=bf16)
+        s = small_step(Meta(), torch.float32, batches=1)
+        train(ILBaseline(Meta(alpha_lr=5.0, every=1)), s, replace(EXACT, epochs=1), seed=4, bf16=bf16)
         assert s.state["alpha"].dtype == torch.float32
         found.append(s.state["alpha"].item())
     assert found[0] != found[1], "bf16 must have been used"

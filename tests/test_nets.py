@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import LUCIR, Balanced, ILBaseline, Learner, Method, PODNet, Recipe, Relaxed
+from equipoise import LUCIR, Balanced, Finetune, ILBaseline, Learner, Method, PODNet, Recipe, Relaxed
+from equipoise.data.randomness import generator
 from equipoise.learner.state import new_net
 from equipoise.nets import Net
 from equipoise.nets.backbones import Backbone, HalfLinearTrunk, ResNet18, ResNet32, SmallNet, scale
 from equipoise.nets.heads import Head, LinearHead
-from equipoise.randomness import generator
+from equipoise.step import plan_for
 
 
 def parameters(module: nn.Module) -> int:
@@ -168,7 +169,7 @@ def test_a_linear_head_is_linear() -> None:
     head = LinearHead(6)
     head.widen(4, generator(0))
     h = noise(3, 6)
-    z, extra = head(h)
+    z, extra = head(h, [])
     weight, bias = head.weight.tolist(), head.bias.tolist()
     for i in range(3):
         for k in range(4):
@@ -180,7 +181,7 @@ def test_a_linear_head_is_linear() -> None:
 def test_an_unfinished_backbone_or_head_says_so() -> None:
     for call in (
         lambda: Backbone()(noise(1, 3, 8, 8)),
-        lambda: Head()(noise(1, 8)),
+        lambda: Head()(noise(1, 8), []),
         lambda: Head().widen(2, generator(0)),
     ):
         with pytest.raises(TypeError, match="says how"):
@@ -216,7 +217,24 @@ def test_a_net_normalises_pixels_by_channel() -> None:
                     assert probe.seen[i, c, a, b].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert probe.seen.dtype == torch.float32 and out.z.shape == (4, 2)
     assert torch.equal(out.h, probe.seen.mean((2, 3))) and out.maps[0] is probe.seen
-    assert torch.equal(out.z, head(out.h)[0]) and out.extra == {}
+    assert torch.equal(out.z, head(out.h, out.maps)[0]) and out.extra == {}
+
+
+class OnMaps(LinearHead):
+    """Classifies the mean of the first stage's output instead of the embedding."""
+
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return super().forward(maps[0].mean((2, 3)), maps)
+
+
+def test_a_head_sees_the_stage_outputs_too() -> None:
+    head = OnMaps(16)
+    head.widen(3, generator(0))
+    net = Net(SmallNet(1), head, torch.tensor([120.0]), torch.tensor([60.0])).eval()
+    x = torch.randint(0, 256, (4, 1, 8, 8), generator=generator(1), dtype=torch.uint8)
+    out = net(x)
+    assert torch.equal(out.z, nn.functional.linear(out.maps[0].mean((2, 3)), head.weight, head.bias))
+    assert net(x, classify=False).z.shape == (4, 0) and torch.equal(net(x, classify=False).h, out.h)
 
 
 def test_normalisation_is_saved_with_the_weights() -> None:
@@ -328,15 +346,16 @@ def test_blocks_of_podnets_large_net_start_as_their_shortcuts() -> None:
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_large_images_are_learned_by_the_recipes_of_the_originals(method: Method, recipe: Recipe) -> None:
-    assert method.recipe((3, 224, 224)) == recipe
+    assert method.recipe(plan_for((3, 224, 224))) == recipe
     if method.name == "lucir":
         assert [recipe.lr_at(e) for e in (0, 29, 30, 59, 60, 89)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3, 1e-3])
 
 
-LARGE = [LUCIR(Balanced()), LUCIR(finetune=True, refit_epochs=1), PODNet(refit_epochs=1), PODNet(Relaxed())]
+ONCE = Finetune(epochs=1)
+LARGE = [LUCIR(Balanced()), LUCIR(finetune=ONCE), PODNet(finetune=ONCE), PODNet(Relaxed())]
 
 
-@pytest.mark.parametrize("method", LARGE, ids=lambda m: f"{m.name}-{m.loss.name}")
+@pytest.mark.parametrize("method", LARGE, ids=lambda m: f"{m.name}-{m.remedy.name}")
 def test_large_images_go_through_two_steps(method: Method) -> None:
     """70 × 66 pixels; few images, so that it takes seconds: what is asked is that all parts fit together."""
     x = torch.randint(0, 256, (18, 3, 70, 66), generator=generator(2), dtype=torch.uint8)

@@ -14,18 +14,25 @@ from typing import Any
 import pytest
 
 from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, paper
-from equipoise.cli import command, parsed_run, reproduce
+from equipoise.cli import command, reproduce
+from equipoise.cli.flags import Request, parse_request
 from equipoise.data.datasets import COUNTS, SHAPES, load
 from equipoise.data.memory import Budget
 from equipoise.errors import unknown
 from equipoise.paper import match
 from equipoise.paper.match import NONE, FilledRow, fill, key, missing, recorded, wanted
+from equipoise.remedies import BalancedFinetuning
 from equipoise.report import tables
 from equipoise.report.collect import as_cell
 from equipoise.runs import estimate
 from equipoise.runs.command import command as words_of
-from equipoise.runs.run import Run, asked, prepare, run, run_from, run_name
+from equipoise.runs.command import run_name
+from equipoise.runs.plan import prepare, read_run, resolve, total_images
+from equipoise.runs.run import run
+from equipoise.runs.settings import Data, Protocol, Run
 from equipoise.runs.workers import Local
+from equipoise.settings import to_plain
+from equipoise.step import Finetune, plan_for
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = ROOT.parent / "shared" / "docs" / "paper-numbers.json"
@@ -35,6 +42,10 @@ OURS = {" w/ BalancedS-CE": ", Balanced", " w/ Meta BalancedS-CE": ", Meta", " w
 def every_run() -> list[Run]:
     both = [t for table in paper.tables() for t in (table, paper.rehearsed(table))]
     return list({c.run: c.run for t in both for row in t.rows for c in row.cells if c.run is not None})
+
+
+def resolved(run: Run) -> Run:
+    return resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
 
 
 def our_name(name: str) -> str:
@@ -58,23 +69,23 @@ def test_every_number_is_the_papers() -> None:
             }
             for mine, theirs in zip(row.cells, cells):
                 assert row.quoted or (
-                    mine.run and (mine.run.dataset, mine.run.steps) == (theirs["dataset"], theirs["steps"])
+                    mine.run and (mine.run.data.name, mine.run.protocol.steps) == (theirs["dataset"], theirs["steps"])
                 )
-                assert row.quoted or (mine.run and mine.run.memory == ("20" if id == "table1" else "0"))
+                assert row.quoted or (mine.run and mine.run.protocol.memory == ("20" if id == "table1" else "0"))
     two = {row.name: [c.paper for c in row.cells] for row in paper.table("table2").rows}
     assert two == {our_name(n): [v["top1"], v["top5"]] for n, v in published["table2"]["rows"].items()}
     four = {row.name: [c.paper for c in row.cells] for row in paper.table("table4").rows}
     assert four == {our_name(n): v for n, v in published["table4"]["rows"].items()}
-    assert [c.run and c.run.memory for c in paper.table("table4").rows[0].cells] == [
+    assert [c.run and c.run.protocol.memory for c in paper.table("table4").rows[0].cells] == [
         str(m) for m in published["table4"]["memory"]
     ]
     for steps, at in ((5, 0), (10, 3)):
         for row, theirs in zip(paper.table("table5").rows, published["table5"][f"steps{steps}"]):
             got = {c.metric: c.paper for c in row.cells[at : at + 3]}
             assert got == {"final base": theirs["final_base"], "final": theirs["final"], "average": theirs["average"]}
-            loss = row.cells[at].run.method.loss  # type: ignore[union-attr]
-            assert loss == (Meta() if theirs["alpha"] == "meta" else Balanced(theirs["alpha"]))
-            assert all(c.run and c.run.steps == steps for c in row.cells[at : at + 3])
+            remedy = row.cells[at].run.method.remedy  # type: ignore[union-attr]
+            assert remedy == (Meta() if theirs["alpha"] == "meta" else Balanced(theirs["alpha"]))
+            assert all(c.run and c.run.protocol.steps == steps for c in row.cells[at : at + 3])
     six = [row.cells[0].paper for row in paper.table("table6").rows]
     assert six == list(published["table6"]["rows"].values())
     shown = {row.name: row.cells[0].paper for row in paper.table("confusion").rows}
@@ -82,50 +93,51 @@ def test_every_number_is_the_papers() -> None:
 
 
 def test_a_command_asks_for_the_run_that_it_is_of() -> None:
-    runs = [r for r in every_run() if r.dataset in SHAPES]
+    runs = [r for r in every_run() if r.data.name in SHAPES]
     assert len(runs) > 100
-    odd = Run(ILBaseline(Meta(every=3, count="all"), T=4.0), "digits", base=4, increment=2, memory="total:40", seed=7)
-    odd = replace(odd, recipe=Recipe(epochs=3, milestones=(0.5, 0.75), batch=16), select="random", order="natural")
-    remedy = ILBaseline(mitigation="balanced-finetuning", refit_milestones=(0.25, 0.5), refit_taught=True)
-    others = [odd, replace(odd, method=remedy, brightness=0.25)]
-    for asked_for in [*runs, *others]:
-        words = shlex.split(words_of(asked_for))
+    protocol = Protocol(4, 3, order="natural", memory="total:40", select="random")
+    odd = Run(ILBaseline(Meta(every=3, count="all"), T=4.0), Data("digits"), protocol, seed=7)
+    odd = replace(odd, recipe=Recipe(epochs=3, milestones=(0.5, 0.75), batch=16))
+    remedy = ILBaseline(BalancedFinetuning(Finetune(7, 0.02, 64, 1e-3, distil=False)))
+    others = [odd, replace(odd, method=remedy, data=Data("digits", brightness=0.25))]
+    for one in [*runs, *others]:
+        words = shlex.split(words_of(one))
         assert words[:2] == ["equipoise", "run"]
-        _, parsed = parsed_run(words[2:], "run")
-        facts = len(COUNTS[asked_for.dataset]), SHAPES[asked_for.dataset]
-        assert asked(parsed, *facts) == asked(asked_for, *facts), words
+        parsed = parse_request(words[2:], "run", Request).run
+        assert resolved(parsed) == resolved(one), words
 
 
 def test_a_record_gives_its_run_back() -> None:
     found = sorted((ROOT / "results").rglob("result.json"))
-    assert len(found) >= 20
+    assert len(found) == 116
     for path in found:
         settings = json.loads(path.read_text())["run"]
-        again = asked(run_from(settings), 100, SHAPES["cifar100"])
-        assert {k: settings.get(k, again[k]) for k in again} == again
+        again = read_run(settings)
+        assert to_plain(again) == settings and resolved(again) == again
 
 
 def test_what_is_planned_without_data_is_what_the_data_say() -> None:
     digits = load("digits")
     assert COUNTS["digits"] == tuple((digits.train.y == c).sum().item() for c in range(10))
-    for asked_for in (r for r in every_run() if r.dataset == "digits"):
-        assert estimate.images_of(asked_for) == prepare(asked_for, loaded=digits).images_to_train()
+    for one in (r for r in every_run() if r.data.name == "digits"):
+        assert estimate.images_of(one) == total_images(prepare(one, loaded=digits).work())
 
 
 def test_runs_are_the_same_whatever_does_not_change_a_result() -> None:
-    one = Run(ILBaseline(Balanced()), "digits", memory="20")
-    assert key(one) == key(replace(one, base=5, increment=1, engine="eager", device="cpu", seed=3, memory="20"))
-    others = (replace(one, memory="5"), replace(one, steps=1), replace(one, method=ILBaseline(Balanced(0.5))))
-    for other in (*others, replace(one, brightness=0.25)):
+    one = Run(ILBaseline(Balanced()), Data("digits"), Protocol(memory="20"))
+    assert key(one) == key(replace(one, protocol=Protocol(base=5, steps=5, memory="20"), seed=3))
+    others = (replace(one, protocol=Protocol(memory="5")), replace(one, protocol=Protocol(steps=1)))
+    others += (replace(one, method=ILBaseline(Balanced(0.5))), replace(one, data=Data("digits", brightness=0.25)))
+    for other in others:
         assert key(other) != key(one)
-    assert key(replace(one, recipe=one.method.recipe(SHAPES["digits"]))) == key(one)
+    assert key(replace(one, recipe=one.method.recipe(plan_for(SHAPES["digits"])))) == key(one)
 
 
 def result(value: float, asked_for: Run) -> dict[str, Any]:
     """A made-up record of a run, in which every accuracy is the same."""
-    settings = asked(asked_for, len(COUNTS[asked_for.dataset]), SHAPES[asked_for.dataset])
     step = {"step": 0, "classes": 50, "top1": value, "top5": value, "base": value, "new": value, "latest": value}
     return {
+        "format": 1,
         "average_incremental_accuracy": value,
         "average_incremental_accuracy_top5": value,
         "final": {"top1": value, "top5": value, "base": value, "new": value},
@@ -134,7 +146,9 @@ def result(value: float, asked_for: Run) -> dict[str, Any]:
         "steps": [{**step, "by_step": [value], "seconds": 1.0, "training_seconds": 1.0}],
         "confusion": [[1]],
         "class_order": [0],
-        "run": json.loads(json.dumps(settings)),
+        "run": json.loads(json.dumps(to_plain(resolved(asked_for)))),
+        "machine": {},
+        "versions": {},
     }
 
 
@@ -184,7 +198,7 @@ def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path:
     table, beyond = paper.table("table6"), paper.table("batches")
     asked_for = next(row.cells[0].run for row in table.rows if row.name == "Balanced")
     assert asked_for is not None and asked_for.recipe is not None and asked_for.recipe.last == "short"
-    joined = Run(ILBaseline(Balanced()), "cifar100", steps=5)
+    joined = Run(ILBaseline(Balanced()), protocol=Protocol(steps=5))
 
     def balanced(records: match.Records, seeds: int | None = None) -> match.Filled:
         return next(row.cells[0] for row in fill(table, records, seeds) if row.row.name == "Balanced")
@@ -230,7 +244,7 @@ def test_each_run_is_wanted_once_and_what_is_recorded_is_not_missing(tmp_path: P
     tables = [paper.table(name) for name in ("table1", "table4", "table6")]
     runs = wanted(tables, 2)
     assert len({(key(r), r.seed) for r in runs}) == len(runs)
-    assert {r.dataset for r in runs} == {"cifar100"} and {r.seed for r in runs} == {0, 1}
+    assert {r.data.name for r in runs} == {"cifar100"} and {r.seed for r in runs} == {0, 1}
     one = runs[0]
     records = recorded_with(tmp_path, {0: 1.0}, one)
     left = missing(runs, records)
@@ -255,7 +269,9 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     words[words.index("--rows") + 1] = "IL-Baseline, Balanced"
     assert command([*words, "--dry-run"]) == 0
     listed = capfd.readouterr().out
-    asked_for = "equipoise run il-baseline --loss balanced --dataset digits --steps 5 --memory 20 --seed 0 --last short"
+    asked_for = (
+        "equipoise run il-baseline --remedy balanced --dataset digits --steps 5 --memory 20 --seed 0 --last short"
+    )
     assert asked_for in listed and "1 run(s)" in listed and not (here / "records").exists()
     assert (here / "cache" / "speed.json").is_file()
 
@@ -274,7 +290,7 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     assert "nothing is missing" in capfd.readouterr().out
     # What the table asks for and what `run` does are one and the same.
     shutil.rmtree(here / "cache")
-    alone = run(parsed_run(shlex.split(asked_for)[2:], "run")[1], here / "alone")
+    alone = run(parse_request(shlex.split(asked_for)[2:], "run", Request).run, here / "alone")
     assert alone["final"]["top1"] == final
 
 
@@ -308,7 +324,7 @@ def test_several_tables_have_one_head_in_csv(here: Path, capfd: pytest.CaptureFi
     assert {line["table"] for line in lines} == {"table1", "table6"}
     assert command(["paper", "table6", "--no-run", "--commands", "--results", str(ROOT / "results")]) == 0
     out = capfd.readouterr().out
-    assert "\nloss rescaling, CIFAR-100, 5 steps: equipoise run il-baseline --loss standard --mitigation" in out
+    assert "\nloss rescaling, CIFAR-100, 5 steps: equipoise run il-baseline --remedy loss-rescaling" in out
     assert not list(here.rglob("run.json"))
 
 
@@ -325,48 +341,52 @@ def test_several_tables_have_one_head_in_csv(here: Path, capfd: pytest.CaptureFi
     ],
 )
 def test_rows_are_meant_by_their_names_or_parts_of_them(said: str, meant: set[str]) -> None:
-    assert reproduce.rows_meant(said, ["LUCIR", "LUCIR, Balanced", "PODNet", "PODNet, Balanced"]) == meant
+    assert reproduce.match_rows(said, ["LUCIR", "LUCIR, Balanced", "PODNet", "PODNet, Balanced"]) == meant
 
 
-@pytest.mark.parametrize("loss", [Balanced(), Meta(every=1)], ids=lambda loss: loss.name)
-def test_a_speed_is_measured_with_as_few_images_as_the_loss_allows(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("remedy", [Balanced(), Meta(every=1)], ids=lambda remedy: remedy.name)
+def test_a_speed_is_measured_with_as_few_images_as_it_allows(remedy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(estimate.SHAPES, "few", (3, 20, 20))  # not tiny: trained by ResNet-32
     monkeypatch.setitem(estimate.COUNTS, "few", [30] * 10)
-    found = estimate.measured(ILBaseline(loss), "few", "cpu")
+    found = estimate.measured(ILBaseline(remedy), "few", "cpu")
     assert found.base > 0 and found.later > 0 and found.mib > 0
 
 
 @pytest.mark.usefixtures("here")
 def test_the_speed_of_every_run_of_the_tables_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joint training too, which takes no memory but all."""
-    monkeypatch.setattr(estimate, "in_a_process", estimate.measured)
+    monkeypatch.setattr(estimate, "measure_in_process", estimate.measured)
     runs = wanted([paper.rehearsed(table) for table in paper.tables()], 1)
     said: list[str] = []
-    assert estimate.estimate(runs, said.append).seconds > 0
+    assert estimate.estimate(runs, "cpu", said.append).seconds > 0
     assert {words.split()[4] for words in said} >= {"il-baseline", "lucir", "podnet", "fine-tuning", "joint"}
 
 
 def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(method: Any, *rest: Any) -> estimate.Speed:
-        slow = isinstance(method.loss, Meta)
-        assert not slow or method.loss.every == 1
+        slow = isinstance(method.remedy, Meta)
+        assert not slow or method.remedy.every == 1
         return estimate.Speed(1000.0, 50.0 if slow else 100.0, 700.0 if slow else 500.0)
 
     monkeypatch.setattr(estimate, "known", known)
-    balanced = Run(ILBaseline(Balanced()), "digits", steps=5, memory="20")  # 20 epochs: 700 images, then 240 to 320
+    balanced = Run(
+        ILBaseline(Balanced()), Data("digits"), Protocol(steps=5, memory="20")
+    )  # 20 epochs: 700 images, then 240 to 320
     base, later = 20 * 700 / 1000, 20 * (240 + 260 + 280 + 300 + 320) / 100
-    assert estimate.estimate([balanced]) == (pytest.approx(base + later), 500.0)
+    assert estimate.estimate([balanced], "cpu") == (pytest.approx(base + later), 500.0)
     standard = replace(balanced, method=ILBaseline())
-    assert estimate.estimate([balanced, standard]).seconds == pytest.approx(base + 2 * later)
-    assert estimate.estimate([balanced, standard], shared=False).seconds == pytest.approx(2 * (base + later))
-    assert estimate.estimate([balanced, replace(standard, seed=1)]).seconds == pytest.approx(2 * (base + later))
+    assert estimate.estimate([balanced, standard], "cpu").seconds == pytest.approx(base + 2 * later)
+    assert estimate.estimate([balanced, standard], "cpu", shared=False).seconds == pytest.approx(2 * (base + later))
+    assert estimate.estimate([balanced, replace(standard, seed=1)], "cpu").seconds == pytest.approx(2 * (base + later))
     # An update of α doubles the time of one batch in ten.
     learned = replace(balanced, method=ILBaseline(Meta()))
-    assert estimate.estimate([learned]) == (pytest.approx(base + 1.1 * later), 700.0)
-    refitted = replace(balanced, method=ILBaseline(mitigation="balanced-finetuning"))
-    refits = 20 * 20 * (6 + 7 + 8 + 9 + 10)
-    assert estimate.refit_images(refitted) == refits
-    assert estimate.estimate([refitted]).seconds == pytest.approx(base + later + refits / 100)
+    held = 20 * 2 * (6 + 7 + 8 + 9 + 10) / 100  # two images of each class are not trained on
+    assert estimate.estimate([learned], "cpu") == (pytest.approx(base + 1.1 * (later - held)), 700.0)
+    refitted = replace(balanced, method=ILBaseline(BalancedFinetuning()))
+    refits = [20 * 20 * classes for classes in (6, 7, 8, 9, 10)]
+    more = [a - b for a, b in zip(estimate.images_of(refitted), estimate.images_of(standard))]
+    assert more == [0, *refits]
+    assert estimate.estimate([refitted], "cpu").seconds == pytest.approx(base + later + sum(refits) / 100)
 
 
 def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
@@ -380,7 +400,7 @@ def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
     cells = (replace(good.cells[0], run=replace(good.cells[0].run, recipe=short)),)
     broken = (replace(bad.cells[0], run=replace(run_of, recipe=replace(short, lr=1e9))),)
     made = replace(table, rows=(replace(bad, cells=broken), replace(good, cells=cells)))
-    monkeypatch.setattr(reproduce, "chosen", lambda *words: [made])
+    monkeypatch.setattr(reproduce, "choose_tables", lambda *words: [made])
     assert command(["paper", "confusion", "--workers", "1"]) == 1
     said = capfd.readouterr()
     assert "diverged" in said.err and "1 of 2 runs failed" in said.err
@@ -415,12 +435,17 @@ def test_what_cannot_be_done_is_one_sentence(
     ("id", "row", "column", "words"),
     [
         ("table1", "LUCIR", "imagenet-subset-5", "--lambda-base 10.0 --last short"),
-        ("table1", "LUCIR", "imagenet-10", "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune --last short"),
+        (
+            "table1",
+            "LUCIR",
+            "imagenet-10",
+            "--lambda-base 10.0 --finetune-epochs 20 --finetune-weight-decay 0.0001 --last short",
+        ),
         (
             "table2",
             "LUCIR",
             "imagenet-average",
-            "--refit-weight-decay 0.0001 --lambda-base 10.0 --finetune --last short",
+            "--lambda-base 10.0 --finetune-epochs 20 --finetune-weight-decay 0.0001 --last short",
         ),
         ("table1", "LUCIR, Balanced", "imagenet-5", "--lambda-base 10.0 --last short"),
         ("table3", "LUCIR", "imagenet-5", "--lambda-base 10.0 --last short"),
@@ -428,13 +453,13 @@ def test_what_cannot_be_done_is_one_sentence(
             "table1",
             "PODNet",
             "imagenet-subset-25",
-            "--refit-lr 0.01 --refit-batch 64 --lambda-c 8.0 --lambda-f 10.0 --last short",
+            "--lambda-c 8.0 --lambda-f 10.0 --finetune-lr 0.01 --finetune-batch 64 --last short",
         ),
         (
             "table1",
             "PODNet",
             "imagenet-5",
-            "--refit-lr 0.01 --refit-batch 64 --refit-weight-decay 0.0001 --lambda-c 8.0 --lambda-f 10.0 "
+            "--lambda-c 8.0 --lambda-f 10.0 --finetune-lr 0.01 --finetune-batch 64 --finetune-weight-decay 0.0001 "
             "--weight-decay 0.0001 --last short",
         ),
         ("table3", "PODNet", "imagenet-subset-5", "--lambda-c 8.0 --lambda-f 10.0 --last short"),
@@ -446,7 +471,7 @@ def test_what_cannot_be_done_is_one_sentence(
         ("table1", "IL-Baseline, Meta", "imagenet-5", "--last short"),
         ("table4", "IL-Baseline, Meta", "cifar100-memory-5", "--last short"),
         ("table5", "Meta", "cifar100-10-final", "--last short"),
-        ("table6", "class oversampling", "cifar100-5", "--mitigation class-oversampling --last short"),
+        ("table6", "class oversampling", "cifar100-5", "--last short"),
         ("confusion", "IL-Baseline", "cifar100-final", "--last short"),
         ("batches", "PODNet, 20 kept", "cifar100-25-joined", ""),
     ],
@@ -455,10 +480,11 @@ def test_methods_are_set_as_the_originals_set_them(id: str, row: str, column: st
     cells = next(one.cells for one in paper.table(id).rows if one.name == row)
     run = next(cell.run for cell in cells if cell.column.id == column)
     assert run is not None
-    said = re.sub(r"--(loss|dataset|steps|memory|seed|base|increment) \S+", "", words_of(run)).split()[3:]
+    said = re.sub(r"--(remedy|dataset|steps|memory|seed|base) \S+", "", words_of(run)).split()[3:]
     assert said == words.split()
-    run.method.check_memory(20 if run.memory != "0" else 0)
-    run.method.check_refit(0 if run.memory == "0" else 20)
+    if id == "table6":
+        assert f"--remedy {row.replace(' ', '-')} " in words_of(run)
+    run.method.check(20 if run.protocol.memory != "0" else 0)
 
 
 def test_the_overview_names_every_table(
@@ -487,10 +513,10 @@ def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
 
 def test_a_rehearsal_has_every_row_that_has_a_run() -> None:
     for table in paper.tables():
-        could = [(row.name, c.run) for row in table.rows for c in row.cells if c.run and c.run.dataset == "cifar100"]
+        could = [(row.name, c.run) for row in table.rows for c in row.cells if c.run and c.run.data.name == "cifar100"]
         small = paper.rehearsed(table)
-        assert {row.name for row in small.rows} == {name for name, run in could if run.steps == 5}
-        assert all(c.paper is None and c.run and c.run.dataset == "digits" for row in small.rows for c in row.cells)
+        assert {row.name for row in small.rows} == {name for name, run in could if run.protocol.steps == 5}
+        assert all(c.paper is None and c.run and c.run.data.name == "digits" for row in small.rows for c in row.cells)
         for row in small.rows:
             for cell in row.cells:
                 assert cell.run is not None
@@ -498,14 +524,14 @@ def test_a_rehearsal_has_every_row_that_has_a_run() -> None:
     for row in paper.rehearsed(paper.table("batches")).rows:
         joined, short = (cell.run for cell in row.cells)
         assert joined and short and joined.recipe is None
-        assert short.recipe == replace(short.method.recipe(SHAPES["digits"]), last="short")
+        assert short.recipe == replace(short.method.recipe(plan_for(SHAPES["digits"])), last="short")
 
 
 def test_a_run_has_one_folder_whichever_table_asks_for_it() -> None:
     """So that one that was stopped goes on, whoever asks."""
     folders: dict[str, set[str]] = {}
     for each in every_run():
-        if each.dataset == "cifar100":
+        if each.data.name == "cifar100":
             folders.setdefault(key(each), set()).add(run_name(each))
     assert len(folders) > 100 and all(len(names) == 1 for names in folders.values())
 
@@ -525,7 +551,9 @@ def test_of_very_many_rows_the_nearest_are_named() -> None:
 
 
 def test_what_is_recorded_is_printed_with_all_its_seeds(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    recorded_with(here / "results", {0: 60.0, 1: 61.0, 2: 62.0}, Run(ILBaseline(Balanced()), "cifar100", steps=5))
+    recorded_with(
+        here / "results", {0: 60.0, 1: 61.0, 2: 62.0}, Run(ILBaseline(Balanced()), protocol=Protocol(steps=5))
+    )
     words = ["paper", "table6", "--dataset", "cifar100", "--rows", "Balanced", "--no-run", "--format", "csv"]
     for more, said in (([], ["61.0000", "1.0000", "3"]), (["--seeds", "1"], ["60.0000", "", "1"])):
         assert command([*words, *more]) == 0
@@ -545,7 +573,7 @@ def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixtur
     assert ",needs imagenet," in capfd.readouterr().out
     assert command(["paper", "costs", "--no-run", "--commands"]) == 0
     said = capfd.readouterr().out
-    assert "IL-Baseline, Meta: equipoise run il-baseline --loss meta --alpha-lr 1" in said
+    assert "IL-Baseline, Meta: equipoise run il-baseline --remedy meta --alpha-lr 1" in said
     assert said.count(" --store none\n") == 8, "a timing reuses nothing"
     assert command(["paper", "table1", "--no-run", "--dry-run"]) == 2
     assert "ask for one of them" in capfd.readouterr().err
@@ -563,4 +591,13 @@ def test_a_timing_is_found_beside_a_record_that_reused_a_step(tmp_path: Path) ->
 
 
 def test_the_memory_of_a_table_is_one_that_runs_take() -> None:
-    assert {str(Budget.parse(r.memory)) for r in every_run()} == {"0", "1", "5", "10", "20", "50", "all", "total:20000"}
+    assert {str(Budget.parse(r.protocol.memory)) for r in every_run()} == {
+        "0",
+        "1",
+        "5",
+        "10",
+        "20",
+        "50",
+        "all",
+        "total:20000",
+    }

@@ -1,4 +1,4 @@
-"""PODNet: its trunk, head and losses with loops in float64, how proxies begin, what is clamped and what is refitted."""
+"""PODNet: its trunk, head and losses with loops in float64, how proxies begin, what is clamped, and fine-tuning."""
 
 from __future__ import annotations
 
@@ -11,21 +11,36 @@ from typing import Any
 
 import pytest
 import torch
+from steps import make_step, note_trainings, train
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equipoise import Balanced, Crop, Learner, Out, Recipe, Relaxed, Standard, Step, UsageError
+from equipoise import (
+    Balanced,
+    Batch,
+    Finetune,
+    Learner,
+    Out,
+    Plan,
+    PODNet,
+    Recipe,
+    Relaxed,
+    Remedy,
+    Stage,
+    Standard,
+    Step,
+    UsageError,
+)
 from equipoise.data.images import Images
-from equipoise.engine import train
-from equipoise.learner import step as step_module
-from equipoise.losses import Loss, nca, pooled_distance, printed_distance
-from equipoise.methods.podnet import PODNet
+from equipoise.data.randomness import generator
+from equipoise.losses import nca, pooled_distance, printed_distance
 from equipoise.nets import Net
 from equipoise.nets.backbones import LinearTrunk, SmallNet
 from equipoise.nets.heads import ProxyHead
-from equipoise.randomness import generator
-from equipoise.runs.run import Run, prepare
+from equipoise.runs.plan import prepare
+from equipoise.runs.settings import Data, Machine, Run
+from equipoise.step import plan_for
 
 Numbers = Sequence[float]
 Rows = Sequence[Numbers]
@@ -104,10 +119,8 @@ def images(classes: range, each: int = 12) -> Images:
     return Images((30 * y[:, None, None, None] + 20 * noise(len(y), 1, 8, 8).abs()).clamp(0, 255).byte(), y)
 
 
-def step(loss: Loss, n: Numbers, sizes: tuple[int, ...], net: Any = None) -> Step:
-    n_old, counts = sum(sizes[:-1]), torch.tensor(n, dtype=torch.float64)
-    lam = loss.lam(counts, torch.arange(len(n)) < n_old)
-    return Step(len(sizes) - 1, n_old, sizes, counts, lam, images(range(3)), None, net, None)
+def step(remedy: Remedy, n: Numbers, sizes: tuple[int, ...], net: Any = None) -> Step:
+    return make_step(sizes, images(range(3)), remedy, n=n, dtype=torch.float64, net=net)
 
 
 def test_the_trunk_has_5_5_4_and_1_blocks_four_maps_and_no_weights_in_shortcuts() -> None:
@@ -145,10 +158,10 @@ def test_no_relu_follows_a_sum() -> None:
 
 def test_logits_are_soft_sums_over_ten_proxies() -> None:
     head, h = proxy_head(2, 1, 2), 3 * noise(4, 5)
-    near, (z, extra) = torch.tensor(similarities(h, head), dtype=torch.float64), head(h)
+    near, (z, extra) = torch.tensor(similarities(h, head), dtype=torch.float64), head(h, [])
     torch.testing.assert_close(z, 2.5 * near, rtol=1e-12, atol=0)
     torch.testing.assert_close(extra["similarity"], near, rtol=1e-12, atol=0)
-    assert len(head.old) == 30 and {name for name, _ in head.named_parameters()} == {"new", "scale"}
+    assert len(head.old) == 30 and {name for name, _ in head.named_parameters()} == {"old", "new", "scale"}
     (fresh := ProxyHead(16)).widen(50, generator(0))
     assert fresh.scale == 1 and fresh.new.std().item() == pytest.approx(1 / 4, rel=0.05), "He's spread"
 
@@ -166,8 +179,8 @@ def test_the_printed_similarity_is_the_cosine() -> None:
         parts = [s[k : k + 10] for k in range(0, len(s), 10)]
         soft = [math.fsum(math.exp(v) * v for v in part) / math.fsum(math.exp(v) for v in part) for part in parts]
         expected.append([2.5 * v for v in soft])
-    torch.testing.assert_close(head(h)[0], torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-14)
-    bases = {PODNet(loss, similarity=s).at_base() for loss in (Standard(), Balanced()) for s in ("code", "paper")}  # type: ignore[arg-type]
+    torch.testing.assert_close(head(h, [])[0], torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+    bases = {PODNet(r, similarity=s).at_base() for r in (Standard(), Balanced()) for s in ("code", "paper")}  # type: ignore[arg-type]
     assert len(bases) == 4
 
 
@@ -230,7 +243,7 @@ def test_the_printed_distance_is_of_plain_sums_and_squared() -> None:
     assert near.dtype == torch.float32 and near.item() == pytest.approx(exact.item(), rel=1e-6)
     out, ref = (Out(noise(3, 4), noise(3, 6, seed=k), m, {"scale": torch.ones(3)}) for k, m in ((2, maps), (3, before)))
     y, s = torch.tensor([0, 3, 1]), step(Standard(), [20, 20, 500, 500], (2, 2))
-    code, printed = (PODNet(spatial=form).objective(s, y, out, ref) for form in ("code", "paper"))  # type: ignore[arg-type]
+    code, printed = (PODNet(spatial=form).objective(s, Batch(y, out, ref)) for form in ("code", "paper"))  # type: ignore[arg-type]
     assert (printed - code).item() == pytest.approx(
         math.sqrt(4 / 2) * 3 * (value - pooled_distance(maps, before)).item(), rel=1e-12
     )
@@ -249,7 +262,7 @@ def test_pooled_distance_rounds_nothing_but_the_gradient() -> None:
     torch.testing.assert_close(d.double(), d_exact, rtol=2**-8, atol=1e-9)
 
 
-KINDS = [PODNet(margin=5.0), PODNet(nca="paper"), PODNet(loss=Balanced(0.5)), PODNet(loss=Relaxed("0.2%"))]
+KINDS = [PODNet(margin=5.0), PODNet(nca="paper"), PODNet(Balanced(0.5)), PODNet(Relaxed("0.2%"))]
 
 
 @pytest.mark.parametrize("sizes", [(5,), (3, 2), (2, 2, 1)], ids=["base", "step-1", "step-2"])
@@ -261,14 +274,14 @@ def test_the_objective_adds_both_distances_after_the_base_step(method: PODNet, s
     head, map_, before = proxy_head(*sizes), noise(6, 2, 3, 4, seed=2), noise(6, 2, 3, 4, seed=3)
 
     def whole(h: Tensor, map_: Tensor, new: Tensor, eta: Tensor) -> Tensor:
-        z, extra = functional_call(head, {"new": new, "scale": eta}, (h,))
+        z, extra = functional_call(head, {"new": new, "scale": eta}, (h, []))
         ref = Out(z[:, :n_old], h_old, [before], {}) if n_old else None
-        return method.objective(step(method.loss, n, sizes), torch.tensor(y), Out(z, h, [map_], extra), ref)
+        return method.objective(step(method.remedy, n, sizes), Batch(torch.tensor(y), Out(z, h, [map_], extra), ref))
 
     near = similarities(h, head)
     expected = (nca_of_the_code if method.nca == "code" else nca_of_the_paper)(near, y, 2.5, method.margin)
-    if not isinstance(method.loss, Standard):
-        old = [0.5 * k for k in n[:n_old]] if isinstance(method.loss, Balanced) else [1.0] * n_old
+    if not isinstance(method.remedy, Standard):
+        old = [0.5 * k for k in n[:n_old]] if isinstance(method.remedy, Balanced) else [1.0] * n_old
         expected = cross_entropy(near, y, 2.5, old + n[n_old:])
     if n_old:
         flat = sum(1 - sum(u * v for u, v in zip(unit(a), unit(b))) for a, b in zip(h.tolist(), h_old.tolist())) / 6
@@ -303,63 +316,60 @@ def test_a_class_with_fewer_images_than_proxies_repeats_them(count: int) -> None
 def test_gradients_are_clamped_number_by_number_and_before_weight_decay() -> None:
     net = Net(SmallNet(1), proxy_head(3, width=64), torch.tensor([90.0]), torch.tensor([60.0])).double()
     s, twin = step(Standard(), [12.0] * 3, (3,), net), copy.deepcopy(net).train()
-    PODNet().objective(s, s.data.y, twin(s.data.x), None).backward()
-    bound = torch.cat([w.grad.abs().flatten() for w in twin.parameters()]).median().item()
-    at = train.Position({name: torch.zeros_like(w) for name, w in net.named_parameters()})
-    recipe = Recipe(epochs=1, lr=0.5, batch=64, weight_decay=0.25, clamp=bound)
-    train.fit(PODNet(), s, recipe, Crop(0, False), 0, False, at, lambda epoch: None)
-    for w, old in zip(net.parameters(), twin.parameters()):
+    PODNet().objective(s, Batch(s.y, twin(s.images.x))).backward()
+    trained = dict(twin.named_parameters())
+    assert trained.pop("head.old").numel() == 0, "there are no old classes"
+    bound = torch.cat([w.grad.abs().flatten() for w in trained.values()]).median().item()
+    train(PODNet(), s, Recipe(epochs=1, lr=0.5, batch=64, weight_decay=0.25, clamp=bound))
+    for w, old in ((dict(net.named_parameters())[name], old) for name, old in trained.items()):
         pairs = zip(old.flatten().tolist(), old.grad.flatten().tolist())
         expected = [v - 0.5 * (max(-bound, min(bound, g)) + 0.25 * v) for v, g in pairs]
         assert bound > 0 and w.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-13)
 
 
 def test_the_recipes_are_those_of_the_original() -> None:
-    p, r = PODNet(), PODNet().recipe((3, 32, 32))
+    p, r = PODNet(), PODNet().recipe(plan_for((3, 32, 32)))
     assert (r.epochs, r.batch, r.momentum, r.weight_decay, r.clamp) == (160, 128, 0.9, 5e-4, 5)
     part = {0: 1.0, 40: (1 + math.sqrt(0.5)) / 2, 80: 0.5, 120: (1 - math.sqrt(0.5)) / 2, 160: 0.0}
     assert [r.lr_at(k) for k in part] == pytest.approx([0.1 * f for f in part.values()], abs=1e-15)
-    refit = p.refit()
-    assert refit is not None and refit.statistics == "move" and {refit.recipe.lr_at(k) for k in range(20)} == {0.05}
+    *_, refit = p.stages(Plan(1, (50, 10), (3, 32, 32), (20,) * 50 + (500,) * 10, 20, 20))
+    assert isinstance(refit, Stage) and refit.batch_norm == "train" and refit.teacher == "previous"
     r = refit.recipe
+    assert {r.lr_at(k) for k in range(20)} == {0.05}
     assert (r.epochs, r.batch, r.momentum, r.weight_decay, r.clamp) == (20, 128, 0.9, 5e-4, 5)
-    assert (p.lambda_c, p.lambda_f, p.nca, p.margin, p.finetune) == (3, 1, "code", 0.6, True)
+    assert (p.lambda_c, p.lambda_f, p.nca, p.margin) == (3, 1, "code", 0.6)
 
 
-ASKED = [(PODNet(), True), (PODNet(finetune=False), False), (PODNet(loss=Balanced()), False)]
+ASKED = [(PODNet(), True), (PODNet(finetune=Finetune(0)), False), (PODNet(Balanced()), False)]
 
 
 @pytest.mark.parametrize(("method", "refitted"), ASKED, ids=["standard", "not-asked", "balanced"])
-def test_a_refit_after_the_base_step_moves_all_proxies_and_the_statistics_only(
+def test_fine_tuning_after_the_base_step_moves_all_proxies_and_the_statistics_only(
     method: PODNet, refitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, rates, fit = [], [], step_module.fit
-
-    def spy(method: Any, s: Step, *args: Any, **more: Any) -> Any:
-        seen.append((s.t, more.get("stage", "train"), copy.deepcopy(s.net)))
-        return fit(method, s, *args, **more)
-
-    monkeypatch.setattr(step_module, "fit", spy)
+    seen, rates = note_trainings(monkeypatch), []
     recipe = Recipe(2, 0.05, schedule="cosine", batch=16, weight_decay=0.05)
     learner: Any = Learner(method, 4, recipe=recipe, device="cpu")
     for classes in (range(3), range(3, 5), range(5, 7)):
         old = learner.state_.net.head.rows() if learner.classes_ else torch.empty(0, 64)
-        learner.learn(images(classes).x, images(classes).y, lambda now: rates.append(now.progress_.lr))
-        net = seen[-1][2] if seen[-1][1] == "refit" else learner.state_.net
-        assert torch.equal(net.head.rows()[: len(old)], old), "in training, old proxies rest"
+        learner.learn(images(classes).x, images(classes).y, lambda now: rates.append((now.stage_, now.progress_.lr)))
+        net = seen[-1].net if seen[-1].stage.name == "refit" else learner.state_.net
+        assert torch.equal(net.head.rows()[: len(old)], old), "in training, old proxies are frozen"
     later = [(t, name) for t in (1, 2) for name in ("train", "refit")[: 1 + refitted]]
-    assert [(t, name) for t, name, _ in seen] == [(0, "train"), *later]
-    assert rates == pytest.approx([0.05, 0.025] * 3), "the refit is no epoch of the step"
+    assert [(one.t, one.stage.name) for one in seen] == [(0, "train"), *later]
+    assert [lr for stage, lr in rates if stage == "train"] == pytest.approx([0.05, 0.025] * 3)
+    assert [lr for stage, lr in rates if stage == "refit"] == pytest.approx([0.05] * 20 * 2 * refitted)
     if refitted:
-        before, after = seen[-1][2], learner.state_.net
+        before, after = seen[-1].net, learner.state_.net
         assert ((after.head.rows() - before.head.rows()).norm(dim=1) > 1e-5).all() and len(after.head.rows()) == 70
         moved = {k for k, v in after.state_dict().items() if not torch.equal(v, before.state_dict()[k])}
-        assert moved == {"head.new", *(k for k in after.state_dict() if "running" in k or "tracked" in k)}
+        assert moved == {"head.old", "head.new", *(k for k in after.state_dict() if "running" in k or "tracked" in k)}
 
 
 def test_a_base_step_of_nca_is_not_taken_for_that_of_another_loss() -> None:
-    plans = [prepare(Run(PODNet(loss=loss), "digits", device="cpu")) for loss in (Standard(), Balanced())]
-    assert plans[0].keys()[0] != plans[1].keys()[0]
+    runs = [Run(PODNet(remedy), Data("digits")) for remedy in (Standard(), Balanced())]
+    one, other = (prepare(run, Machine("cpu")).step_keys()[0] for run in runs)
+    assert one is not None and one != other
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,16 @@ import pytest
 from rich.console import Console
 
 from equipoise import LUCIR, ILBaseline, Meta, PODNet
-from equipoise.runs.queue import Job, cost, longest_first
-from equipoise.runs.queue_progress import QueueWatch, Standing, last_epoch, queue_words, standing
-from equipoise.runs.run import Run
+from equipoise.engine.train import Epoch
+from equipoise.runs.plan import Training
+from equipoise.runs.progress import Watch, fraction_done
+from equipoise.runs.queue import Job, cost, sort_longest_first
+from equipoise.runs.queue_progress import QueueWatch, Standing, last_epoch, queue_status, queue_words
+from equipoise.runs.settings import Data, Machine, Run
 
 
 def line(step: int, epoch: int, speed: float = 100.0) -> dict[str, Any]:
-    return {"step": step, "epoch": epoch, "epochs": 10, "images_per_second": speed, "loss": 1.0}
+    return {"step": step, "epoch": epoch, "done": epoch / 10, "images_per_second": speed, "loss": 1.0}
 
 
 def job(folder: Path, group: str = "", images: Any = (1000, 200, 300), *lines: Any, based: bool = False) -> Job:
@@ -26,45 +29,86 @@ def job(folder: Path, group: str = "", images: Any = (1000, 200, 300), *lines: A
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     if based:
         (folder / "based").touch()
-    return Job(Run(ILBaseline(), "digits"), folder, group, list(images))
+    return Job(Run(ILBaseline(), Data("digits")), Machine("cpu"), folder, group, list(images))
 
 
 def test_what_is_left_goes_by_the_last_epoch(tmp_path: Path) -> None:
     a = job(tmp_path / "a", "", (1000, 200, 300), line(0, 10), line(1, 3, 50.0))
     b = job(tmp_path / "b", "", (1000, 200, 300), line(0, 4, 70.0))
     c = job(tmp_path / "c")
-    assert standing([a, b, c], [a, b]) == Standing(0, 0, 2, 1, 140 + 300 + 600 + 500 + 1500, 120.0)
-    assert standing([a, b, c], [b]) == Standing(0, 0, 1, 2, 140 + 300 + 600 + 500 + 1500, 70.0), "a is at rest"
-    assert standing([c], []) == Standing(0, 0, 0, 1, 1500, 0.0)
+    assert queue_status([a, b, c], [a, b]) == Standing(0, 0, 2, 1, 140 + 300 + 600 + 500 + 1500, 120.0)
+    assert queue_status([a, b, c], [b]) == Standing(0, 0, 1, 2, 140 + 300 + 600 + 500 + 1500, 70.0), "a is at rest"
+    assert queue_status([c], []) == Standing(0, 0, 0, 1, 1500, 0.0)
+
+
+def test_a_step_with_several_stages_goes_by_its_images(tmp_path: Path) -> None:
+    """What is left of a step is the part of its images, not of its epochs, that is not done."""
+    late = {**line(1, 1, 50.0), "stage": "refit", "done": 0.95}
+    a = job(tmp_path / "a", "", (1000, 200, 300), line(0, 10), line(1, 10), late)
+    assert queue_status([a], [a]) == Standing(0, 0, 1, 0, pytest.approx(10 + 300), 50.0)
+
+
+STEPS = [[Training("train", 4, 250)], [Training("train", 4, 100), Training("refit", 10, 20)], []]
+
+
+@pytest.mark.parametrize(
+    ("t", "stage", "epochs", "done"),
+    [
+        (0, "train", 1, 0.25),
+        (0, "train", 0.5, 0.125),
+        (1, "train", 4, 2 / 3),
+        (1, "refit", 1, 0.7),
+        (1, "refit", 10, 1),
+    ],
+)
+def test_how_much_of_a_step_is_done(t: int, stage: str, epochs: float, done: float) -> None:
+    assert fraction_done(STEPS[t], stage, epochs) == pytest.approx(done)
+
+
+@pytest.mark.parametrize(
+    ("t", "stage", "epoch", "left", "words"),
+    [
+        (0, "train", 1, 750 + 600, "step 0/2, epoch 1/4: loss 0.5000, 10 images/s, 2 min 15 s left"),
+        (1, "train", 3, 300, "step 1/2, epoch 3/4: loss 0.5000, 10 images/s, 30 s left"),
+        (1, "refit", 9, 20, "step 1/2, fine-tuning on the memory, epoch 9/10: loss 0.5000, 10 images/s, 2.0 s left"),
+    ],
+)
+def test_a_watch_knows_how_long_it_takes(t: int, stage: str, epoch: int, left: float, words: str) -> None:
+    watch = Watch()
+    watch.begin({}, STEPS)
+    epochs = next(part.epochs for part in STEPS[t] if part.stage == stage)
+    e = Epoch(t, stage, epoch, epochs, 0.5, 0.1, None, 10.0, 1.0)
+    assert watch.left(e) == pytest.approx(left / 10) and watch.words(e) == words
+    assert watch.words(e._replace(alpha=0.25)).count(", α 0.250,") == 1
 
 
 def test_what_is_over_is_counted_and_has_nothing_left(tmp_path: Path) -> None:
     jobs = [job(tmp_path / name, "", (1000, 200), line(0, 5)) for name in "abcd"]
     jobs[0].result = {}
     jobs[1].failure = jobs[2].failure = "no"
-    assert standing(jobs, [jobs[3]]) == Standing(1, 2, 1, 0, 700, 100.0)
+    assert queue_status(jobs, [jobs[3]]) == Standing(1, 2, 1, 0, 700, 100.0)
 
 
 def test_a_shared_base_step_is_counted_once_as_far_as_it_has_come(tmp_path: Path) -> None:
     jobs = [job(tmp_path / name, "x", (1000, 200)) for name in "ab"]
     jobs.append(job(tmp_path / "c", "x", (1000, 200), line(0, 6)))
     other = job(tmp_path / "d", "y", (500, 200))
-    assert standing([*jobs, other], [jobs[2]]).left == 400 + 3 * 200 + 700
-    assert standing([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
+    assert queue_status([*jobs, other], [jobs[2]]).left == 400 + 3 * 200 + 700
+    assert queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
     (tmp_path / "c" / "based").touch()
-    assert standing([*jobs, other], [jobs[2]]).left == 3 * 200 + 700, "c has it, so all have it"
-    assert standing([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
+    assert queue_status([*jobs, other], [jobs[2]]).left == 3 * 200 + 700, "c has it, so all have it"
+    assert queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
 
 
 def test_a_base_step_is_there_by_a_result_or_its_mark_alone(tmp_path: Path) -> None:
     gone, there = (job(tmp_path / name, "x", (1000, 200)) for name in "ab")
     gone.failure = "diverged"
-    assert standing([gone, there], []).left == 1200, "it failed before there was one"
+    assert queue_status([gone, there], []).left == 1200, "it failed before there was one"
     (gone.folder / "based").touch()
-    assert standing([gone, there], []).left == 200, "it failed after"
+    assert queue_status([gone, there], []).left == 200, "it failed after"
     (gone.folder / "based").unlink()
     gone.failure, gone.result = None, {}
-    assert standing([gone, there], []).left == 200, "it is done: the mark is gone, the step is not"
+    assert queue_status([gone, there], []).left == 200, "it is done: the mark is gone, the step is not"
 
 
 def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> None:
@@ -72,10 +116,10 @@ def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> No
     b = job(tmp_path / "b", "", (1000,), line(0, 1, 40.0))
     c, d = job(tmp_path / "c"), job(tmp_path / "d")
     nothing = job(tmp_path / "e", "", (0, 0))  # it trains on nothing, and never will have an epoch
-    assert standing([a, b, c, d], [a, b, c]).speed == 210
-    assert standing([a, b, c, d], [a, b, c, d]).speed == 280
-    assert standing([a, b, c, d, nothing], [a, b, nothing]).speed == 140
-    assert standing([a, b, c, d], [c, d]).speed == 0
+    assert queue_status([a, b, c, d], [a, b, c]).speed == 210
+    assert queue_status([a, b, c, d], [a, b, c, d]).speed == 280
+    assert queue_status([a, b, c, d, nothing], [a, b, nothing]).speed == 140
+    assert queue_status([a, b, c, d], [c, d]).speed == 0
 
 
 @pytest.mark.parametrize(
@@ -87,6 +131,7 @@ def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> No
         (json.dumps(line(0, 1)) + "\n" + json.dumps(line(0, 2)) + "\n" + json.dumps(line(0, 3))[:-1], line(0, 2)),
         ("".join(json.dumps(line(1, i)) + "\n" for i in range(500)), line(1, 499)),
         ('{"step": 0}\n', None),
+        ('{"step": 0, "epoch": 1, "epochs": 2, "images_per_second": 1.0}\n', None),  # of an older version
         ("[1, 2]\n", None),
         ("{\n", None),
     ],
@@ -186,7 +231,7 @@ def test_in_a_terminal_a_bar_says_all_and_nothing_else(
 
 def test_what_takes_longest_is_begun_first() -> None:
     def made(method: Any, *images: int) -> Job:
-        return Job(Run(method, "digits"), Path("nowhere"), "", list(images))
+        return Job(Run(method, Data("digits")), Machine("cpu"), Path("nowhere"), "", list(images))
 
     plain, lucir = made(ILBaseline(), 500, 1000), made(LUCIR(), 500, 1000)
     podnet, meta = made(PODNet(), 500, 1000), made(ILBaseline(Meta()), 500, 1000)
@@ -197,5 +242,5 @@ def test_what_takes_longest_is_begun_first() -> None:
     same = made(ILBaseline(), 1000, 500)
     jobs = [plain, same, shorter, lucir, podnet, meta, longer]
     order = [longer, podnet, shorter, meta, lucir, plain, same]
-    assert [id(one) for one in longest_first(jobs)] == [id(one) for one in order]
+    assert [id(one) for one in sort_longest_first(jobs)] == [id(one) for one in order]
     assert jobs[0] is plain, "the list itself is left alone"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from equipoise.data import datasets
 from equipoise.data.images import Images, join
 from equipoise.data.protocol import class_order, step_sizes
 from equipoise.runs.metrics import confusion_matrix, forgetting, percent, summary
-from equipoise.runs.run import Run, prepare
+from equipoise.runs.plan import prepare
+from equipoise.runs.settings import Data, Machine, Protocol, Run
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -111,69 +113,52 @@ def test_a_folder_is_no_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "base", "steps", "increment", "sizes"),
+    ("classes", "base", "steps", "sizes"),
     [
-        (100, 50, 5, None, (50, 10, 10, 10, 10, 10)),
-        (100, 50, 25, None, (50, *[2] * 25)),
-        (100, 50, None, 10, (50, 10, 10, 10, 10, 10)),
-        (100, 50, 5, 10, (50, 10, 10, 10, 10, 10)),
-        (10, 4, 3, None, (4, 2, 2, 2)),
-        (10, 2, 8, None, (2, *[1] * 8)),
-        (10, 9, 1, None, (9, 1)),
+        (100, 50, 5, (50, 10, 10, 10, 10, 10)),
+        (100, 50, 25, (50, *[2] * 25)),
+        (10, 4, 3, (4, 2, 2, 2)),
+        (10, 2, 8, (2, *[1] * 8)),
+        (10, 9, 1, (9, 1)),
     ],
 )
-def test_steps(classes: int, base: int, steps: int | None, increment: int | None, sizes: tuple[int, ...]) -> None:
-    assert step_sizes(classes, base, steps, increment) == sizes
+def test_steps(classes: int, base: int, steps: int, sizes: tuple[int, ...]) -> None:
+    assert step_sizes(classes, base, steps) == sizes
 
 
 @settings(properties, max_examples=400)
-@given(
-    classes=st.integers(2, 40),
-    base=st.integers(-2, 42),
-    steps=st.none() | st.integers(-2, 20),
-    increment=st.none() | st.integers(-2, 20),
-)
-def test_steps_bring_all_classes_or_are_refused(
-    classes: int, base: int, steps: int | None, increment: int | None
-) -> None:
+@given(classes=st.integers(2, 40), base=st.integers(-2, 42), steps=st.integers(-2, 20))
+def test_steps_bring_all_classes_or_are_refused(classes: int, base: int, steps: int) -> None:
     rest = classes - base
-    possible = [
-        (k, rest // k)  # how many steps, of how many classes
-        for k in range(1, max(1, rest) + 1)
-        if rest > 0 and k * (rest // k) == rest and steps in (None, k) and increment in (None, rest // k)
-    ]
-    given_one = steps is not None or increment is not None
-    if base < 2 or base >= classes or not possible or not given_one:
+    if base < 2 or base >= classes or not any(k * steps == rest for k in range(1, max(1, rest) + 1)):
         with pytest.raises(UsageError):
-            step_sizes(classes, base, steps, increment)
+            step_sizes(classes, base, steps)
         return
-    sizes = step_sizes(classes, base, steps, increment)
-    assert sum(sizes) == classes and sizes[0] == base and len(set(sizes[1:])) == 1
-    assert possible == [(len(sizes) - 1, sizes[1])]
+    sizes = step_sizes(classes, base, steps)
+    assert sum(sizes) == classes and sizes[0] == base and len(set(sizes[1:])) == 1 and len(sizes) == steps + 1
 
 
 @pytest.mark.parametrize(
-    ("base", "steps", "increment", "words"),
+    ("base", "steps", "words"),
     [
-        (50, 7, None, "1, 2, 5, 10, 25, 50"),
-        (50, None, 20, "--increment 20"),
-        (50, 5, 25, "disagree"),
-        (50, None, None, "--steps or --increment"),
-        (100, 1, None, "--base 100"),
-        (1, 1, None, "from 2 to 99"),
-        (50, 0, None, "--steps 0"),
+        (50, 7, "1, 2, 5, 10, 25, 50"),
+        (100, 1, "--base 100"),
+        (1, 1, "from 2 to 99"),
+        (50, 0, "--steps 0"),
+        (50.0, 5, "--base must be a whole number, not 50.0"),
+        (50, "5", "--steps must be a whole number, not '5'"),
     ],
 )
-def test_a_refusal_says_what_would_do(base: int, steps: int | None, increment: int | None, words: str) -> None:
+def test_a_refusal_says_what_would_do(base: Any, steps: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        step_sizes(100, base, steps, increment)
+        step_sizes(100, base, steps)
 
 
 # Labels -------------------------------------------------------------------------------------------------------
 
 
 def test_labels_become_positions_in_the_order_in_both_sets() -> None:
-    plan = prepare(Run(dataset="digits", base=4, steps=3, order="1993", device="cpu"))
+    plan = prepare(Run(data=Data("digits"), protocol=Protocol(base=4, steps=3, order="1993")), Machine("cpu"))
     digits = datasets.load("digits")
     assert plan.order == class_order("1993", 10) != list(range(10))
     for mine, theirs in ((plan.train, digits.train), (plan.test, digits.test)):
@@ -182,7 +167,7 @@ def test_labels_become_positions_in_the_order_in_both_sets() -> None:
     assert plan.sizes == (4, 2, 2, 2)
     assert [plan.edges(t) for t in range(4)] == [(0, 4), (4, 6), (6, 8), (8, 10)]
     # What is seen of the test set after step 1 are the images of the first six labels of the order.
-    seen = plan.test.of(0, 6)
+    seen = plan.test[plan.test.positions(0, 6)]
     wanted = [i for i, label in enumerate(digits.test.y.tolist()) if label in plan.order[:6]]
     assert torch.equal(seen.x, digits.test.x[wanted])
 
@@ -190,9 +175,10 @@ def test_labels_become_positions_in_the_order_in_both_sets() -> None:
 def test_images_by_class_and_joined() -> None:
     y = torch.tensor([3, 0, 2, 1, 2, 0])
     images = Images(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1), y)
-    part = images.of(1, 3)
+    assert images.positions(1, 3).tolist() == [2, 3, 4] and images.positions(7, 9).tolist() == []
+    part = images[images.positions(1, 3)]
     assert part.y.tolist() == [2, 1, 2] and part.x.flatten().tolist() == [2, 3, 4]
-    both = join(part, images.of(3, 4))
+    both = join(part, images[images.positions(3, 4)])
     assert both.y.tolist() == [2, 1, 2, 3] and both.x.flatten().tolist() == [2, 3, 4, 0] and len(both) == 4
 
 
@@ -205,6 +191,17 @@ def test_a_fingerprint_feels_every_pixel_label_and_place() -> None:
     others = [Images(pixel, y), Images(x, y.flip(0)), Images(x.flip(0), y.flip(0)), Images(x.view(2, 1, 4, 3), y)]
     assert len({one, *(o.fingerprint() for o in others)}) == 5
     assert Images(x.permute(0, 1, 3, 2), y).fingerprint() != one, "what counts are pixels, not memory"
+
+
+def test_a_fingerprint_of_some_images_feels_which_they_are() -> None:
+    """By their pixels; or, where a hash of all is known, by that and their positions, without reading a pixel."""
+    x, y = torch.arange(48, dtype=torch.uint8).view(4, 1, 3, 4), torch.tensor([0, 1, 1, 2])
+    some, same, other = torch.tensor([1, 2]), torch.tensor([1, 2]), torch.tensor([2, 1])
+    for images in (Images(x, y), Images(x, y, "known")):
+        assert images.fingerprint(some) == images.fingerprint(same) != images.fingerprint(other)
+    assert Images(x, y).fingerprint(some) == Images(x, y)[some].fingerprint()
+    known = [Images(x.flip(0), y, name).fingerprint(some) for name in ("known", "other")]
+    assert known[0] == Images(x, y, "known").fingerprint(some) != known[1], "what is known of all counts, not pixels"
 
 
 # Accuracies ---------------------------------------------------------------------------------------------------

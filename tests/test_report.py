@@ -14,14 +14,16 @@ import pytest
 
 from equipoise import Balanced, DataError, ILBaseline, paper
 from equipoise.cli import command
-from equipoise.data.datasets import SHAPES
 from equipoise.files import claim_folder
 from equipoise.paper.match import Filled, FilledRow, Found, fill, key, missing, recorded, wanted
 from equipoise.report import costs, pictures, report, tables
-from equipoise.report.collect import as_run, collected, relaxations
+from equipoise.report.collect import as_run, collect_data
 from equipoise.report.figures import plt
 from equipoise.report.pictures import numbers
-from equipoise.runs.run import Run, asked
+from equipoise.report.series import relaxations
+from equipoise.runs.plan import resolve
+from equipoise.runs.settings import Data, Protocol, Run
+from equipoise.settings import to_plain
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -73,12 +75,12 @@ def test_differences_that_the_paper_claims_have_its_sign(id: str, least: int) ->
             pairs += same
             if not same:
                 methods = a.cell.run.method, b.cell.run.method
-                reversed_.add((id, a.cell.column.id, methods[0].name, *(method.loss.name for method in methods)))
+                reversed_.add((id, a.cell.column.id, methods[0].name, *(method.remedy.name for method in methods)))
     assert pairs >= least and reversed_ == {pair for pair in REVERSED if pair[0] == id}
 
 
 def test_the_headline_is_close_to_the_paper() -> None:
-    headline = collected(recorded(RESULTS))["headline"]
+    headline = collect_data(recorded(RESULTS))["headline"]
     assert len(headline) == 15 and {row["state"] for row in headline} == {"close"}
 
 
@@ -87,7 +89,7 @@ def test_the_headline_says_what_the_tables_say(everything: tuple[Path, dict[str,
     cells = [
         row.cells[0] for id in ("table1", "table3") for row in fill(paper.table(id), records) if row.cells[0].found
     ]
-    headline = collected(records)["headline"]
+    headline = collect_data(records)["headline"]
     assert [(row["ours"], row["paper"], row["state"]) for row in headline] == [
         (cell.ours, cell.cell.paper, cell.state) for cell in cells
     ]
@@ -109,7 +111,7 @@ def test_the_last_batch_is_marked_where_it_decides() -> None:
 
 
 def test_runs_that_differ_have_titles_that_differ() -> None:
-    runs = collected(recorded(RESULTS))["runs"]
+    runs = collect_data(recorded(RESULTS))["runs"]
     commands: dict[str, set[str]] = {}
     for one in runs:
         commands.setdefault(one["title"], set()).add(one["command"])
@@ -142,7 +144,7 @@ def test_a_table_says_the_same_in_every_format(made: Path) -> None:
     for name, cell in flat:
         (line,) = (one for one in text.splitlines() if one.startswith(f"| {name} |"))
         assert f"{cell.cell.paper:.2f}" in line and (cell.ours is None or f"**{cell.ours:.2f}** (" in line)
-        (line,) = (one for one in typeset.splitlines() if one.strip().startswith(tables.escaped(name) + " &"))
+        (line,) = (one for one in typeset.splitlines() if one.strip().startswith(tables.escape(name) + " &"))
         assert f"{cell.cell.paper:.2f}" in line and (cell.ours is None or f"{cell.ours:.2f} " in line)
     assert typeset.count(r"\\") == 2 + len(filled)
     assert all(line.count("&") == 6 for line in typeset.splitlines() if line.endswith(r"\\") and "multi" not in line)
@@ -172,11 +174,11 @@ def test_quoted_numbers_are_marked_and_have_no_command() -> None:
 
 
 def test_latex_is_not_broken_by_names() -> None:
-    assert tables.escaped("5% & α_ε #1 $") == r"5\% \& $\alpha$\_$\varepsilon$ \#1 \$"
+    assert tables.escape("5% & α_ε #1 $") == r"5\% \& $\alpha$\_$\varepsilon$ \#1 \$"
 
 
 def test_curves_are_those_of_the_records() -> None:
-    data = collected(recorded(RESULTS))
+    data = collect_data(recorded(RESULTS))
     figure = next(f for f in data["figures"] if f["id"] == "steps-table1-cifar100-5")
     balanced = next(s for s in figure["series"] if s["name"] == "IL-Baseline, Balanced")
     (path,) = RESULTS.glob("cifar100/il-baseline_balanced_*_71bc5c/result.json")
@@ -197,13 +199,20 @@ def test_curves_are_those_of_the_records() -> None:
 def test_what_was_rehearsed_is_no_number_of_the_paper_and_nor_is_a_strangers(tmp_path: Path) -> None:
     (source,) = RESULTS.glob("cifar100/*_71bc5c/result.json")
     result = json.loads(source.read_text())
-    own = {"digits": {"dataset": "digits", "base": 5, "increment": 1}, "mine": {"method": "mine"}, "odd": {"base": 999}}
+    run = result["run"]
+    own = {
+        "digits": {"data": {**run["data"], "name": "digits"}, "protocol": {**run["protocol"], "base": 5}},
+        "mine": {"method": {"name": "of-a-stranger", "remedy": {"name": "own", "x": 1}}},
+        "odd": {"protocol": {**run["protocol"], "base": 999}},
+    }
     for name, changed in own.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "result.json").write_text(json.dumps({**result, "run": {**result["run"], **changed}}))
-    data = collected(recorded(tmp_path))
+        (tmp_path / name / "result.json").write_text(json.dumps({**result, "run": {**run, **changed}}))
+    data = collect_data(recorded(tmp_path))
     assert [run["id"] for run in data["runs"]] == ["digits", "mine", "odd"]  # they have their sections all the same
     assert data["runs"][1]["command"] is None
+    assert data["runs"][1]["title"].startswith("of-a-stranger, Own, 250 epochs, CIFAR-100, 50 + 5 × 10, ")
+    assert data["runs"][1]["settings"]["method.remedy.x"] == "1"
     cells = [c for t in data["tables"] for row in t["rows"] for c in row["cells"]]
     assert cells and not any(c["runs"] for c in cells) and data["figures"] == [] and data["costs"] is None
     report(tmp_path, tmp_path / "out")
@@ -214,12 +223,16 @@ def test_what_was_rehearsed_is_no_number_of_the_paper_and_nor_is_a_strangers(tmp
 
 def made_up(run: Run, i: int) -> dict[str, Any]:
     """Numbers that tell the run (i), the seed, the metric and the step."""
-    settings = json.loads(json.dumps(asked(run, 100, SHAPES["cifar100"])))
+    settings = json.loads(json.dumps(to_plain(resolve(run, 100, (3, 32, 32)))))
     at = 20 + i / 10 + (0.0, 0.3, 1.2)[run.seed]
     step = {"top5": at, "base": at, "new": at, "latest": at, "by_step": [at]}
-    times = {"seconds": 10.0 + i, "training_seconds": 4.0 + i, "refitting_seconds": 1.0, "training_mib": 500.2 + i}
+    times = {"seconds": 10.0 + i, "training_seconds": 4.0 + i, "training_mib": 500.2 + i}
+    finetune = run.method.finetuning()
+    refits = run.method.remedy.name == "balanced-finetuning" or (finetune is not None and finetune.epochs > 0)
+    times["refitting_seconds"] = 1.0 if refits else 0.0
     steps = [{"step": t, "classes": 50 + 10 * t, "top1": at - t, **step, **times} for t in range(6)]
     return {
+        "format": 1,
         "average_incremental_accuracy": at,
         "average_incremental_accuracy_top5": at + 30,
         "final": {"top1": at + 1, "top5": at + 31, "base": at + 2, "new": at + 3},
@@ -229,11 +242,10 @@ def made_up(run: Run, i: int) -> dict[str, Any]:
         "confusion": [[3, 0], [i, 1]],
         "class_order": [0, 1],
         "run": settings,
-        "refit": {"what": "classifier"} if run.method.refitting() else None,
         "reused": None,
         "seconds": 1.0,
         "versions": {"torch": "2.11.0"},
-        "hardware": {"gpu": "Made up", "peak_memory_mib": 1000 + i},
+        "machine": {"gpu": "Made up", "peak_memory_mib": 1000 + i},
     }
 
 
@@ -264,27 +276,34 @@ def test_every_cell_is_filled_by_its_own_records(everything: tuple[Path, dict[st
 
 
 def test_what_is_unlike_the_paper_is_in_the_title_and_in_the_command() -> None:
-    usual = Run(ILBaseline(Balanced()), "cifar100", steps=5)
-    result = made_up(usual, 0) | {"hardware": {"gpu": "Made up", "engine": "fused"}}
-    result["run"] |= {"device": "cuda", "precision": "bf16"}
+    result = made_up(Run(ILBaseline(Balanced()), Data("cifar100"), Protocol(steps=5)), 0)
+    result["machine"] |= {"device": "cuda", "precision": "bf16", "engine": "fused"}
     plain = as_run(Found("a", result))
     for changes, title, flags in (
-        ({"validation": 0.1}, "measured on 0.1 of the training images, set aside", "--validation 0.1"),
-        ({"order": "0"}, "class order 0", "--order 0"),
-        ({"select": "random"}, "random exemplars", "--select random"),
-        ({"augment": {"brightness": 0.247}}, "brightness 0.247", "--brightness 0.247"),
-        ({"precision": "fp32"}, "fp32, fused", "--precision fp32 --engine fused"),
+        ({"data": {"validation": 0.1}}, "measured on 0.1 of the training images, set aside", "--validation 0.1"),
+        ({"protocol": {"order": "0"}}, "class order 0", "--order 0"),
+        ({"protocol": {"select": "random"}}, "random exemplars", "--select random"),
+        ({"data": {"brightness": 0.247}}, "brightness 0.247", "--brightness 0.247"),
+        ({"recipe": {"last": "short"}}, "short last", "--last short"),
+        ({"method": {"T": 4.0}}, "Balanced, 4 T, ", "--T 4.0"),
+        ({"method": {"remedy": {"name": "balanced", "alpha": 0.5}}}, "Balanced α 0.5, ", "--alpha 0.5"),
+        ({"machine": {"precision": "fp32"}}, "fp32, fused", "--precision fp32 --engine fused"),
     ):
-        other = as_run(Found("b", {**result, "run": {**result["run"], **changes}}))
+        ((part, values),) = changes.items()
+        whole = result if part == "machine" else result["run"]
+        changed = {part: {**whole[part], **values}}
+        other = as_run(
+            Found("b", {**result, **(changed if part == "machine" else {"run": {**result["run"], **changed}})})
+        )
         assert title in other["title"] and title not in plain["title"], title
         assert flags in other["command"] and flags not in plain["command"], flags
-    result["hardware"]["engine"], result["run"]["precision"] = None, "fp32"  # nothing was trained
+    result["machine"] |= {"engine": None, "precision": "fp32"}  # nothing was trained
     assert ", fp32, " in as_run(Found("c", result))["title"] and "None" not in as_run(Found("c", result))["command"]
 
 
 def test_every_figure_shows_its_own_records(everything: tuple[Path, dict[str, int]]) -> None:
     folder, number = everything
-    data = collected(recorded(folder))
+    data = collect_data(recorded(folder))
     figures = {figure["id"]: figure for figure in data["figures"]}
     relaxed = [f"epsilon-cifar100-{method}-{t}" for method in ("lucir", "podnet") for t in (5, 10)]
     curves_of = [f"steps-table1-cifar100-{t}" for t in (5, 10, 25)] + [f"steps-table3-cifar100-{t}" for t in (5, 10)]
@@ -311,15 +330,10 @@ def test_every_figure_shows_its_own_records(everything: tuple[Path, dict[str, in
     assert len(figures["confusion"]["panels"]) == 3
 
 
-def test_what_is_drawn_is_what_is_written(
-    everything: tuple[Path, dict[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    data = collected(recorded(everything[0]))
-    drawn: list[Any] = []
-    monkeypatch.setattr(pictures, "written", lambda figure, path: drawn.append(figure))
+def test_what_is_drawn_is_what_is_written(everything: tuple[Path, dict[str, int]]) -> None:
+    data = collect_data(recorded(everything[0]))
     for figure in (f for f in data["figures"] if f["kind"] == "lines"):
-        pictures.curves(figure, tmp_path)
-        axis = drawn.pop().axes[0]
+        axis = pictures.draw(figure, {}).axes[0]
         told = list(csv.DictReader(numbers(figure, {}).splitlines()))
         shown = [(line.get_label(), x, y) for line in axis.lines for x, y in zip(*line.get_data())]
         assert [(t["series"], float(t["x"]), float(t["y"])) for t in told] == [
@@ -333,7 +347,7 @@ def test_what_is_drawn_is_what_is_written(
 def test_confusion_is_told_in_numbers(everything: tuple[Path, dict[str, int]]) -> None:
     folder, number = everything
     records = recorded(folder)
-    figure = next(f for f in collected(records)["figures"] if f["kind"] == "confusion")
+    figure = next(f for f in collect_data(records)["figures"] if f["kind"] == "confusion")
     lines = numbers(figure, {found.id: found.result for found in records.found}).splitlines()
     asked_for = next(row.cells[0].run for row in paper.table("confusion").rows if row.name == "IL-Baseline")
     assert asked_for is not None
@@ -377,7 +391,7 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, d
     balanced = next(r.cells[0].run for r in table.rows if r.name == "IL-Baseline, Balanced")
     meta = next(r.cells[0].run for r in table.rows if r.name == "IL-Baseline, Meta")
     assert balanced is not None and meta is not None
-    records.by_run[key(balanced)][0].result["hardware"]["gpu"] = "Another"
+    records.by_run[key(balanced)][0].result["machine"]["gpu"] = "Another"
     records.by_run[key(meta)][0].result["reused"] = {"steps": [0]}
     rows = {row[0]: row[1:] for row in costs.costs(table, fill(table, records, 1))["rows"]}
     assert rows["IL-Baseline"][3] == "–" and rows["IL-Baseline, Meta"] == ["–"] * 8
@@ -397,7 +411,7 @@ def test_two_points_are_no_curve(everything: tuple[Path, dict[str, int]]) -> Non
 
 
 def test_a_metric_has_one_colour_by_alpha_and_by_epsilon(everything: tuple[Path, dict[str, int]]) -> None:
-    figures = [f for f in collected(recorded(everything[0]))["figures"] if f["id"].startswith(("alpha", "epsilon"))]
+    figures = [f for f in collect_data(recorded(everything[0]))["figures"] if f["id"].startswith(("alpha", "epsilon"))]
     groups = {(s["name"].removesuffix(", the paper"), s["group"]) for f in figures for s in f["series"]}
     assert len({f["id"].split("-")[0] for f in figures}) == 2 and len(groups) == len({name for name, _ in groups}) == 4
 

@@ -20,31 +20,62 @@ import torch
 from torch import Tensor
 
 import equipoise
-from equipoise import Balanced, DataError, ILBaseline, Learner, Meta, Recipe
-from equipoise.losses import Loss
+from equipoise import (
+    LUCIR,
+    Balanced,
+    BalancedFinetuning,
+    DataError,
+    Finetune,
+    ILBaseline,
+    Learner,
+    Meta,
+    Method,
+    PODNet,
+    Recipe,
+)
 from equipoise.runs.folder import read_result
 from equipoise.runs.progress import Watch
-from equipoise.runs.run import Run, run
-from equipoise.runs.shared_steps import Store
+from equipoise.runs.run import run as run_on
+from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 
-SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "evaluating_", "saving_")}
+SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitting_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second"}
 EPOCHS = 4
+CPU = Machine("cpu", "fp32")
+NEVER = (-1, "", -1)
+
+FINETUNE = Finetune(3, 0.05, batch=32)
+METHODS: dict[str, Method] = {
+    "balanced": ILBaseline(Balanced()),
+    "meta": ILBaseline(Meta(every=5)),
+    "podnet": PODNet(finetune=Finetune(3, 0.05, batch=32, clamp=5.0, milestones=(), batch_norm="train")),
+    "lucir": LUCIR(finetune=Finetune(3, 0.05, batch=16, what="all")),
+    "balanced-finetuning": ILBaseline(BalancedFinetuning(FINETUNE)),
+}
+REFITS = ("podnet", "lucir", "balanced-finetuning")
+"""those with a second stage"""
 
 
-def long(loss: Loss) -> Run:
+def long(method: Method) -> Run:
     """3 steps of 4 epochs."""
     recipe = Recipe(epochs=EPOCHS, lr=0.05, batch=32)
-    protocol: dict[str, Any] = {"dataset": "digits", "base": 4, "steps": 2, "memory": "5", "recipe": recipe}
-    return Run(ILBaseline(loss=loss), **protocol, device="cpu", precision="fp32")
+    return Run(method, Data("digits"), Protocol(4, 2, memory="5"), recipe)
 
 
-def short() -> Run:
+def short(method: Method | None = None, seed: int = 0) -> Run:
     """2 steps of 2 epochs."""
-    protocol: dict[str, Any] = {"dataset": "digits", "base": 8, "steps": 1, "memory": "2", "select": "random"}
-    return Run(
-        ILBaseline(loss=Balanced()), **protocol, recipe=Recipe(2, 0.05, batch=128), device="cpu", precision="fp32"
-    )
+    protocol = Protocol(8, 1, memory="2", select="random")
+    return Run(method or ILBaseline(Balanced()), Data("digits"), protocol, Recipe(2, 0.05, batch=128), seed)
+
+
+SHORT: dict[str, Run] = {
+    "short": short(),
+    "short-refit": short(ILBaseline(BalancedFinetuning(Finetune(2, 0.05, batch=32, distil=False)))),
+}
+
+
+def run(one: Run, out: Path, every: float = 30.0, store: Path | None = None, watch: Watch | None = None) -> Any:
+    return run_on(one, out, CPU, Options(store=store, checkpoint=every), watch)
 
 
 # The text of what runs in processes of its own. Each does one attempt and notes the epochs that it trains; `fatal`
@@ -53,31 +84,46 @@ ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from equipoise import Balanced, ILBaseline, Meta, Recipe
+from equipoise import *
 from equipoise.data import datasets
+from equipoise.learner.step import Before
+from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 from equipoise.runs.progress import Watch
-from equipoise.runs.run import Run, run
-from equipoise.runs.shared_steps import Store
+from equipoise.runs.run import run
 
 torch.set_num_threads(1)
 
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
 class Log(Watch):
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, at):
+        self.path, self.at = path, at
     def epoch(self, e):
         with open(self.path, "a") as f:
-            print(os.getpid(), e.step, e.epoch, file=f)
+            print(os.getpid(), e.step, e.stage, e.epoch, file=f)
+        if (e.step, e.stage, e.epoch) == self.at:
+            die()
 
-def attempt(settings, out, store, every, fatal):
-    true, calls = os.replace, []
+def attempt(settings, out, store, every, fatal, at):
+    true, calls, choose = os.replace, [], Before.choose
     def replace(*args, **more):
         calls.append(args)
         if len(calls) == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return true(*args, **more)
     os.replace = replace
-    log = Log(Path(out).with_suffix(".log"))
-    run(settings, out, store=Store(Path(store)) if store else None, watch=log, checkpoint_every=every)
+    def chosen(self, live, select):
+        if (self.plan.t, "before the choice", 0) == at:
+            die()
+        found = choose(self, live, select)
+        if (self.plan.t, "after the choice", 0) == at:
+            die()
+        return found
+    Before.choose = chosen
+    log = Log(Path(out).with_suffix(".log"), at)
+    options = Options(store=Path(store) if store else None, checkpoint=every)
+    run(settings, out, Machine("cpu", "fp32"), options, log)
 """
 
 # One attempt in one process, from the interpreter's start to its end.
@@ -122,10 +168,19 @@ class Zygote:
     def __init__(self) -> None:
         self.process = python(MANY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def start(self, settings: Run, out: Path, store: Path | None = None, every: float = 0.0, fatal: int = 0) -> int:
+    def start(
+        self,
+        settings: Run,
+        out: Path,
+        store: Path | None = None,
+        every: float = 0.0,
+        fatal: int = 0,
+        at: tuple[int, str, int] = NEVER,
+    ) -> int:
         """Begin an attempt; its process id."""
         assert self.process.stdin and self.process.stdout
-        print(f"({settings!r}, {(str(out), str(store or ''), every, fatal)!r})", file=self.process.stdin, flush=True)
+        arguments = (str(out), str(store or ""), every, fatal, at)
+        print(f"({settings!r}, {arguments!r})", file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline())
 
     def end(self) -> int:
@@ -159,7 +214,7 @@ def timeless(value: Any) -> Any:
 
 
 def outcome(folder: Path) -> tuple[Any, list[Any]]:
-    result = {k: v for k, v in read_result(folder).items() if k not in ("versions", "hardware", "reused")}
+    result = {k: v for k, v in read_result(folder).items() if k not in ("versions", "machine", "reused")}
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return timeless(result), [timeless(json.loads(line)) for line in lines]
 
@@ -173,17 +228,14 @@ def assert_same(folder: Path, straight: Path) -> None:
     assert not (folder / "checkpoint").exists()
 
 
-LOSSES: dict[str, Loss] = {"balanced": Balanced(), "meta": Meta(every=5)}
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folders of runs that nothing happened to, without checkpoints."""
     folder = tmp_path_factory.mktemp("straight")
-    for name, loss in LOSSES.items():
-        run(long(loss), folder / name, checkpoint_every=1e9)
-    run(short(), folder / "short", checkpoint_every=1e9)
-    return {name: folder / name for name in (*LOSSES, "short")}
+    runs = {**{name: long(method) for name, method in METHODS.items()}, **SHORT}
+    for name, one in runs.items():
+        run(one, folder / name, every=1e9)
+    return {name: folder / name for name in runs}
 
 
 # Killed from outside
@@ -203,31 +255,32 @@ def kill_at_random(pid: int, log: Path, rng: random.Random) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def check_log(log: Path, kills: int, lost: int = 2) -> None:
+def check_log(log: Path, straight: Path, kills: int, lost: int = 2) -> None:
     """Not many epochs were trained twice: a kill costs the one under way and one that was not yet saved."""
-    assert lines(log) <= 3 * EPOCHS + lost * kills, f"{kills} kills made it train {lines(log)} epochs"
+    epochs = lines(straight / "metrics.jsonl")
+    assert lines(log) <= epochs + lost * kills, f"{kills} kills made it train {lines(log)} epochs"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("with_store", [False, True], ids=["alone", "with a store"])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", METHODS)
 def test_killed_at_random_moments(
-    loss: str, with_store: bool, seed: int, zygote: Zygote, straight: dict[str, Path], tmp_path: Path
+    name: str, with_store: bool, seed: int, zygote: Zygote, straight: dict[str, Path], tmp_path: Path
 ) -> None:
-    rng = random.Random(f"{loss} {with_store} {seed}")
+    rng = random.Random(f"{name} {with_store} {seed}")
     for again in range(5):  # on a busy machine it may be done before it is killed, which says nothing
         out, log = tmp_path / f"run-{again}", tmp_path / f"run-{again}.log"
         store = tmp_path / f"store-{again}" if with_store else None
         kills, done = 0, False
         while not done:
-            pid = zygote.start(long(LOSSES[loss]), out, store)
+            pid = zygote.start(long(METHODS[name]), out, store)
             if kills < 4:
                 kill_at_random(pid, log, rng)
             done = zygote.end() == 0
             kills += not done
-        check_log(log, kills)
-        assert_same(out, straight[loss])
+        check_log(log, straight[name], kills)
+        assert_same(out, straight[name])
         if kills:
             return
     pytest.fail("it was never killed")
@@ -236,40 +289,95 @@ def test_killed_at_random_moments(
 def test_killed_with_the_interpreter(straight: dict[str, Path], tmp_path: Path) -> None:
     """Nothing is shared by the attempts but the folder; the first one ends itself at its tenth renaming."""
     out, log = tmp_path / "run", tmp_path / "run.log"
-    assert python(ONE, repr(long(Balanced())), repr((str(out), "", 0.0, 10))).wait() == -signal.SIGKILL
+    settings = repr(long(METHODS["balanced"]))
+    assert python(ONE, settings, repr((str(out), "", 0.0, 10, NEVER))).wait() == -signal.SIGKILL
     assert 3 <= lines(log) < 3 * EPOCHS
-    assert python(ONE, repr(long(Balanced())), repr((str(out), "", 0.0, 0))).wait() == 0
-    check_log(log, 1)
+    assert python(ONE, settings, repr((str(out), "", 0.0, 0, NEVER))).wait() == 0
+    check_log(log, straight["balanced"], 1)
     assert_same(out, straight["balanced"])
+
+
+# Killed by itself, in every stage
+
+
+MOMENTS = {
+    "in the base step": (0, "train", 2),
+    "at the end of the base step": (0, "train", EPOCHS),
+    "before the first choice": (0, "before the choice", 0),
+    "after the first choice": (0, "after the choice", 0),
+    "in training": (1, "train", 1),
+    "at the end of training": (1, "train", EPOCHS),
+    "before the choice": (1, "before the choice", 0),
+    "after the choice": (1, "after the choice", 0),
+    "in fine-tuning": (1, "refit", 1),
+    "at the end of fine-tuning": (2, "refit", 3),
+}
+
+
+@pytest.mark.parametrize("with_store", [False, True], ids=["alone", "with a store"])
+@pytest.mark.parametrize("every", [0.0, 1e9], ids=["every epoch is saved", "ends of stages are saved"])
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_in_every_stage(
+    name: str, every: float, with_store: bool, zygote: Zygote, straight: dict[str, Path], tmp_path: Path
+) -> None:
+    """One run that is killed at all of these moments, one after the other."""
+    out, log, store = tmp_path / "run", tmp_path / "run.log", tmp_path / "store" if with_store else None
+    moments = [at for at in MOMENTS.values() if at[1] != "refit" or name in REFITS]
+    for at in moments:
+        zygote.start(long(METHODS[name]), out, store, every, at=at)
+        assert zygote.end() == -signal.SIGKILL, at
+        assert not (out / "result.json").exists()
+    if name in REFITS and every == 0:
+        info = json.loads((out / "checkpoint" / "learner.json").read_text())
+        assert (info["live"]["stage"], info["live"]["epoch"]) == (2, 3)
+    zygote.start(long(METHODS[name]), out, store, every)
+    assert zygote.end() == 0
+    assert_same(out, straight[name])
+    if every == 0:
+        check_log(log, straight[name], 0)  # each epoch was saved before the kill, and none was trained twice
+
+
+def test_an_alpha_that_was_learned_is_compared(straight: dict[str, Path]) -> None:
+    """Of what must be the same, to see that there is something to compare."""
+    assert read_result(straight["meta"])["alpha"][1:] != [1.0, 1.0]
+    for name in REFITS:
+        stages = [json.loads(line)["stage"] for line in (straight[name] / "metrics.jsonl").read_text().splitlines()]
+        assert stages == ["train"] * EPOCHS + 2 * (["train"] * EPOCHS + ["refit"] * 3)
 
 
 # Killed by itself, at every moment at which a file gets its name
 
 
-@pytest.mark.parametrize("with_store", [False, True], ids=["alone", "with a store"])
-def test_killed_at_every_renaming(with_store: bool, zygote: Zygote, straight: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "with_store"), [("short", False), ("short", True), ("short-refit", False)], ids=["alone", "store", "refit"]
+)
+def test_killed_at_every_renaming(
+    name: str, with_store: bool, zygote: Zygote, straight: dict[str, Path], tmp_path: Path
+) -> None:
     """Before the n-th file of a run is renamed, for every n: there is no bad moment."""
     n = 0
     while True:
         n += 1
         out, store = tmp_path / f"run-{n}", tmp_path / f"store-{n}" if with_store else None
-        zygote.start(short(), out, store, fatal=n)
+        zygote.start(SHORT[name], out, store, fatal=n)
         killed = zygote.end() != 0
         if killed:
             assert not (out / "result.json").exists()
-            zygote.start(short(), out, store)
+            zygote.start(SHORT[name], out, store)
             assert zygote.end() == 0
-        assert_same(out, straight["short"])
+        assert_same(out, straight[name])
         if not killed:
             break
-    # The manifest, run.json, metrics.jsonl, a checkpoint in each step and one between them, the model, result.json
-    assert n - 1 >= 12 + 4 * with_store
+    # The manifest, run.json, metrics.jsonl, the two files of a checkpoint after each epoch and between the steps and of
+    # the model, result.json; in the store the two files of each step, and one to see whether it can be written to.
+    epochs = {"short": 4, "short-refit": 6}[name]
+    assert n - 1 == 3 + 2 * (epochs + 1) + 2 + 1 + 5 * with_store
 
 
 def test_killed_while_saving_the_first_checkpoint(zygote: Zygote, straight: dict[str, Path], tmp_path: Path) -> None:
     """Its folder is there by then, but what is in it is not a checkpoint."""
     out = tmp_path / "run"
-    for fatal in (4, 4, 3):  # the manifest is written the first time only
+    for fatal in (4, 4, 3):  # the manifest is there from the first attempt on
         zygote.start(short(), out, fatal=fatal)
         assert zygote.end() == -signal.SIGKILL
         assert (out / "checkpoint").is_dir() and not (out / "checkpoint" / "learner.json").exists()
@@ -292,11 +400,8 @@ class StopAt(Watch):
             raise self.error
 
 
-NEVER = (-1, -1)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_interrupted_and_run_again(loss: str, straight: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["balanced", "meta"])
+def test_interrupted_and_run_again(name: str, straight: dict[str, Path], tmp_path: Path) -> None:
     expected = [(t, e) for t in range(3) for e in range(1, EPOCHS + 1)]
 
     def check(seen: list[tuple[int, int]], begin: int, end: int) -> None:
@@ -307,28 +412,28 @@ def test_interrupted_and_run_again(loss: str, straight: dict[str, Path], tmp_pat
     for at in ((0, 2), (1, 1), (1, 3), (2, 4)):
         watch = StopAt(*at)
         with pytest.raises(KeyboardInterrupt):
-            run(long(LOSSES[loss]), tmp_path, watch=watch, checkpoint_every=0)
+            run(long(METHODS[name]), tmp_path, watch=watch, every=0)
         check(watch.seen, begin, expected.index(at) + 1)
         begin = expected.index(at)
         assert not (tmp_path / "result.json").exists()
-    watch = StopAt(*NEVER)
-    run(long(LOSSES[loss]), tmp_path, watch=watch, checkpoint_every=0)
+    watch = StopAt(-1, -1)
+    run(long(METHODS[name]), tmp_path, watch=watch, every=0)
     check(watch.seen, begin, len(expected))
-    assert_same(tmp_path, straight[loss])
+    assert_same(tmp_path, straight[name])
 
 
 def test_without_checkpoints_in_a_step_only_whole_steps_are_kept(straight: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(long(Balanced()), tmp_path, watch=StopAt(2, 3), checkpoint_every=1e9)
-    watch = StopAt(*NEVER)
-    run(long(Balanced()), tmp_path, watch=watch, checkpoint_every=1e9)
+        run(long(METHODS["balanced"]), tmp_path, watch=StopAt(2, 3), every=1e9)
+    watch = StopAt(-1, -1)
+    run(long(METHODS["balanced"]), tmp_path, watch=watch, every=1e9)
     assert watch.seen == [(2, e) for e in range(1, EPOCHS + 1)]
     assert_same(tmp_path, straight["balanced"])
 
 
 def test_alpha_is_part_of_the_checkpoint(straight: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(long(LOSSES["meta"]), tmp_path, watch=StopAt(1, 3), checkpoint_every=0)
+        run(long(METHODS["meta"]), tmp_path, watch=StopAt(1, 3), every=0)
     saved = tensors(tmp_path / "checkpoint")["live.extra.alpha"]
     epoch = json.loads((tmp_path / "checkpoint" / "learner.json").read_text())["live"]["epoch"]
     line = json.loads((straight["meta"] / "metrics.jsonl").read_text().splitlines()[EPOCHS + epoch - 1])
@@ -338,21 +443,20 @@ def test_alpha_is_part_of_the_checkpoint(straight: dict[str, Path], tmp_path: Pa
 
 def test_other_settings_do_not_take_over_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(short(), tmp_path, watch=StopAt(1, 2), checkpoint_every=0)
-    other = Run(**{**vars(short()), "seed": 1})
+        run(short(), tmp_path, watch=StopAt(1, 2), every=0)
     with pytest.raises(equipoise.RunError, match="seed"):
-        run(other, tmp_path)
+        run(short(seed=1), tmp_path)
     assert Learner.load(tmp_path / "checkpoint").unfinished_
 
 
 def test_a_store_that_fills_up_meanwhile_is_used(straight: dict[str, Path], tmp_path: Path) -> None:
     """Interrupted in step 1; by the time it goes on, another run has put steps 1 and 2 into the store."""
-    store = Store(tmp_path / "store")
+    store = tmp_path / "store"
     with pytest.raises(KeyboardInterrupt):
-        run(long(Balanced()), tmp_path / "one", watch=StopAt(1, 3), checkpoint_every=1e9)
-    run(long(Balanced()), tmp_path / "two", store=store)
-    watch = StopAt(*NEVER)
-    result = run(long(Balanced()), tmp_path / "one", store=store, watch=watch)
+        run(long(METHODS["balanced"]), tmp_path / "one", watch=StopAt(1, 3), every=1e9)
+    run(long(METHODS["balanced"]), tmp_path / "two", store=store)
+    watch = StopAt(-1, -1)
+    result = run(long(METHODS["balanced"]), tmp_path / "one", store=store, watch=watch)
     assert watch.seen == [] and result["reused"]["steps"] == [0, 1, 2]
     assert_same(tmp_path / "one", straight["balanced"])
 
@@ -360,7 +464,7 @@ def test_a_store_that_fills_up_meanwhile_is_used(straight: dict[str, Path], tmp_
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "no tensors", "broken json", "no learner"])
 def test_a_corrupt_checkpoint_is_named(damage: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(short(), tmp_path, watch=StopAt(1, 2), checkpoint_every=0)
+        run(short(), tmp_path, watch=StopAt(1, 2), every=0)
     folder = tmp_path / "checkpoint"
     (file,) = folder.glob("*.safetensors")
     data = bytearray(file.read_bytes())
@@ -394,6 +498,6 @@ def test_a_full_disk_at_a_checkpoint(when: int, straight: dict[str, Path], tmp_p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-            run(short(), tmp_path, checkpoint_every=0)
-    run(short(), tmp_path, checkpoint_every=0)
+            run(short(), tmp_path, every=0)
+    run(short(), tmp_path, every=0)
     assert_same(tmp_path, straight["short"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import functools
 import importlib.util
@@ -9,9 +10,12 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
 import types
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +26,91 @@ import torch
 from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
-import equipoise.runs.run
-from equipoise import Balanced, DataError, ILBaseline, Learner, Meta, Recipe, Relaxed, RunError, Standard, UsageError
+import equipoise
+import equipoise.runs.plan
+from equipoise import (
+    LUCIR,
+    NCM,
+    SLDA,
+    Balanced,
+    BalancedFinetuning,
+    DataError,
+    Finetune,
+    FineTuning,
+    ILBaseline,
+    Joint,
+    Learner,
+    MemoryOversampling,
+    Meta,
+    Method,
+    Plan,
+    PODNet,
+    Recipe,
+    Relaxed,
+    Remedy,
+    RunError,
+    Stage,
+    Standard,
+    Step,
+    UsageError,
+    methods,
+)
 from equipoise.data import datasets
 from equipoise.data.images import Images
 from equipoise.engine import gpu
+from equipoise.engine.train import Training
 from equipoise.files import MANIFEST
-from equipoise.losses import Loss
-from equipoise.runs.folder import read_result
+from equipoise.remedies import REMEDIES
+from equipoise.runs.command import run_name
+from equipoise.runs.folder import Result, read_result
 from equipoise.runs.metrics import forgetting
+from equipoise.runs.plan import Prepared, read_run, resolve, total_images
+from equipoise.runs.plan import prepare as prepared
 from equipoise.runs.progress import Watch
-from equipoise.runs.run import Run, prepare, run
-from equipoise.runs.shared_steps import Store
+from equipoise.runs.run import run as run_on
+from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
+from equipoise.runs.shared_steps import SharedSteps
+from equipoise.settings import to_plain
+from equipoise.step import Stages
 
 RECIPE = Recipe(epochs=3, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
 
 FIELDS = {
-    *("average_incremental_accuracy", "average_incremental_accuracy_top5", "steps", "final", "forgetting"),
-    *("confusion", "class_order", "alpha", "run", "refit", "in_full", "reused", "versions", "hardware", "seconds"),
+    *("average_incremental_accuracy", "average_incremental_accuracy_top5", "steps", "final", "forgetting", "format"),
+    *("confusion", "class_order", "alpha", "run", "machine", "resolved", "reused", "versions", "seconds"),
 }
 STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_step", "training_mib"}
-SETTINGS = {"method", "loss", "alpha", "epsilon", "dataset", "base", "steps", "memory", "order", "seed"}
 SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitting_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second", "engine"}  # the engine is null where nothing was trained
+CPU = Machine("cpu", "fp32")
 
 
-def small(loss: Loss | None = None, **settings: Any) -> Run:
+def small(
+    remedy: Remedy | None = None, method: Method | None = None, recipe: Recipe = RECIPE, seed: int = 0, **more: Any
+) -> Run:
     """A run of a second: 4 digits, then 3 times 2."""
-    usual = {"dataset": "digits", "base": 4, "steps": 3, "memory": "5", "recipe": RECIPE, "device": "cpu"}
-    return Run(ILBaseline(loss=loss or Balanced()), **{**usual, "precision": "fp32", **settings})
+    of_data = {k: more.pop(k) for k in ("validation", "brightness", "name") if k in more}
+    protocol = Protocol(**{"base": 4, "steps": 3, "memory": "5", **more})
+    data = Data(**{"name": "digits", **of_data})
+    return Run(method or ILBaseline(remedy or Balanced()), data, protocol, recipe, seed)
+
+
+def run(one: Run, out: Path, shared: SharedSteps | None = None, machine: Machine = CPU, **more: Any) -> Result:
+    """A run on a CPU, which shares its steps in a folder."""
+    watch = more.pop("watch", None)
+    return run_on(one, out, machine, Options(store=shared.folder if shared else None, **more), watch)
+
+
+def prepare(one: Run, machine: Machine = CPU) -> Prepared:
+    return prepared(one, machine)
+
+
+def keys_of(one: Run, machine: Machine = CPU) -> list[str]:
+    """The keys of its steps."""
+    keys = prepare(one, machine).step_keys()
+    assert all(keys)
+    return [key or "" for key in keys]
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
@@ -81,8 +140,8 @@ def assert_same_run(one: Path, two: Path) -> None:
     assert len({json.dumps({k: v for k, v in r.items() if k != "reused"}, sort_keys=True) for r in results}) == 1
 
 
-def entries(store: Store) -> list[Path]:
-    return sorted(p.parent for p in store.folder.rglob("learner.json"))
+def entries(shared: SharedSteps) -> list[Path]:
+    return sorted(p.parent for p in shared.folder.rglob("learner.json"))
 
 
 class Ear(Watch):
@@ -108,14 +167,14 @@ class Ear(Watch):
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Store, dict[str, Any]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SharedSteps, dict[str, Any]]:
     """A finished run, the store it filled, and what it returned."""
     folder = tmp_path_factory.mktemp("done")
-    store = Store(folder / "store")
-    return folder / "run", store, run(small(), folder / "run", store=store)
+    store = SharedSteps(folder / "store")
+    return folder / "run", store, run(small(), folder / "run", shared=store)
 
 
-Done = tuple[Path, Store, dict[str, Any]]
+Done = tuple[Path, SharedSteps, dict[str, Any]]
 
 # The record
 
@@ -132,23 +191,30 @@ def test_the_result_has_the_documented_fields(done: Done) -> None:
     assert all(s["seconds"] > 0 for s in result["steps"])
     assert result["seconds"] == pytest.approx(sum(s["seconds"] for s in result["steps"]), abs=0.01)
     assert result["alpha"] == [None] * 4 and result["reused"] is None
-    assert result["versions"].keys() >= {"equipoise", "python", "torch", "numpy"}
-    assert result["hardware"]["device"] == "cpu" and result["hardware"]["cpu"]
-    assert set(result["run"]) >= SETTINGS
-    expected = {
-        "method": "il-baseline",
-        "loss": "balanced",
-        "alpha": 1.0,
-        "epsilon": None,
-        "dataset": "digits",
-        "base": 4,
-        "steps": 3,
-        "memory": "5",
-        "order": "1993",
+    assert result["versions"].keys() >= {"equipoise", "code", "python", "torch", "numpy"}
+    machine = result["machine"]
+    where = {"device": "cpu", "precision": "fp32", "threads": 1, "engine": "eager"}
+    assert {name: machine[name] for name in where} == where and machine["cpu"] and result["format"] == 1
+    assert result["run"] == {
+        "method": {
+            **{"name": "il-baseline", "remedy": {"name": "balanced", "alpha": 1.0}},
+            **{"T": 2.0, "weights": "rho", "distil": "together"},
+        },
+        "data": {"name": "digits", "validation": 0.0, "brightness": 0.0},
+        "protocol": {"base": 4, "steps": 3, "order": "1993", "memory": "5", "select": "herding"},
+        "recipe": {**vars(RECIPE), "milestones": [0.4, 0.6, 0.8]},
         "seed": 0,
     }
-    assert {k: result["run"][k] for k in SETTINGS} == expected
-    assert result["run"]["recipe"]["epochs"] == 3
+    assert json.loads((folder / "run.json").read_text()) == {
+        **{name: result[name] for name in ("run", "class_order")},
+        "machine": {"device": "cpu", "precision": "fp32"},
+    }
+    resolved = result["resolved"]
+    assert resolved.keys() == {"data", "normalise", "augment", "stages"} and resolved["data"] == DIGITS.fingerprint
+    assert resolved["augment"] == {"pad": 1, "flip": False, "brightness": 0.0}
+    (stages,) = resolved["stages"]
+    assert stages["from"] == 0 and stages["stages"][1:] == ["choose"]
+    assert stages["stages"][0]["name"] == "train" and stages["stages"][0]["recipe"] == result["run"]["recipe"]
     ids = np.arange(10)
     np.random.RandomState(1993).shuffle(ids)
     assert result["class_order"] == ids.tolist()
@@ -159,10 +225,10 @@ def test_the_accuracies_are_true(done: Done) -> None:
     folder, store, result = done
     position = np.argsort(result["class_order"])
     x, y = DIGITS.test.x.numpy(), position[DIGITS.test.y.numpy()]
-    plan = prepare(small())
+    keys = keys_of(small())
     top1, by_step = [], []
     for t, now in enumerate((4, 6, 8, 10)):
-        learner = Learner.load(store.entry(plan.keys()[t]))  # as it was when step t had been trained
+        learner = Learner.load(store.entry(keys[t]))  # as it was when step t had been trained
         assert learner.classes_ == list(range(now))
         z = learner.logits(x[y < now]).numpy()
         seen = y[y < now]
@@ -206,7 +272,8 @@ def test_forgetting_is_against_the_best_before_the_last_step() -> None:
 def test_metrics_have_a_line_per_epoch(done: Done) -> None:
     lines = metrics(done[0])
     assert [(m["step"], m["epoch"]) for m in lines] == [(t, e) for t in range(4) for e in (1, 2, 3)]
-    assert {m["epochs"] for m in lines} == {3}
+    assert {m["epochs"] for m in lines} == {3} and {m["stage"] for m in lines} == {"train"}
+    np.testing.assert_allclose([m["done"] for m in lines], [1 / 3, 2 / 3, 1] * 4, atol=1e-6)
     # Milestones 0.4, 0.6 and 0.8 of 3 epochs: after epochs 1, 2 and 2.
     np.testing.assert_allclose([m["lr"] for m in lines], [0.05, 0.005, 0.0005 / 10] * 4, atol=1e-9)
     for t in range(4):
@@ -222,12 +289,14 @@ def test_meta_records_its_alpha(tmp_path: Path) -> None:
     alphas = [m["alpha"] for m in metrics(tmp_path)]
     assert alphas[:3] == [None] * 3 and alphas[-1] == pytest.approx(result["alpha"][1], abs=1e-6)
     assert len(set(alphas[3:])) > 1
-    assert result["run"]["loss"] == "meta" and result["run"]["alpha"] is None and result["run"]["every"] == 4
+    assert result["run"]["method"]["remedy"] == {
+        **{"name": "meta", "alpha_lr": 10.0, "every": 4, "hold_out": 0.1, "count": "train"}
+    }
 
 
 def test_a_finished_folder_holds_no_leftovers(done: Done) -> None:
-    kept = {"run.json", "metrics.jsonl", "result.json", "model"}
-    assert {p.name for p in done[0].iterdir()} == {".lock", MANIFEST, *kept}
+    ours = {".lock", MANIFEST, "run.json", "metrics.jsonl", "result.json", "model"}
+    assert {p.name for p in done[0].iterdir()} == ours
 
 
 def test_a_watch_hears_of_every_epoch_and_step(tmp_path: Path) -> None:
@@ -257,10 +326,10 @@ def test_the_same_run_again_comes_from_the_record(done: Done, monkeypatch: pytes
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("it trains again")
 
-    monkeypatch.setattr("equipoise.learner.step.fit", refuse)
+    monkeypatch.setattr("equipoise.learner.fit", refuse)
     before = {p: p.stat().st_mtime_ns for p in done[0].rglob("*") if p.name != ".lock"}
     for store in (None, done[1]):
-        assert run(small(), done[0], store=store) == done[2]
+        assert run(small(), done[0], shared=store) == done[2]
     assert {p: p.stat().st_mtime_ns for p in done[0].rglob("*") if p.name != ".lock"} == before
 
 
@@ -268,15 +337,31 @@ def test_the_same_run_again_comes_from_the_record(done: Done, monkeypatch: pytes
     ("other", "differ"),
     [
         (small(seed=1), ["seed (there 0, here 1)"]),
-        (small(memory="6"), ["memory (there 5, here 6)"]),
-        (small(memory="total:5", select="random"), ["memory (there 5, here total:5)", "select"]),
-        (small(Balanced(0.5)), ["alpha (there 1.0, here 0.5)"]),
-        (small(Relaxed()), ["alpha", "epsilon (there None, here 0.2%)", "loss (there balanced, here relaxed)"]),
-        (small(recipe=replace(RECIPE, lr=0.04)), ["lr (there 0.05, here 0.04)"]),
-        (small(order="natural"), ["class_order", "order (there 1993, here natural)"]),
-        (small(steps=2), ["increment (there 2, here 3)", "steps (there 3, here 2)"]),
-        (small(precision="bf16"), ["precision (there fp32, here bf16)"]),
-        (replace(small(), method=ILBaseline(loss=Balanced(), T=3.0)), ["T (there 2.0, here 3.0)"]),
+        (small(memory="6"), ["protocol.memory (there 5, here 6)"]),
+        (
+            small(memory="total:5", select="random"),
+            ["protocol.memory (there 5, here total:5)", "protocol.select (there herding, here random)"],
+        ),
+        (small(Balanced(0.5)), ["method.remedy.alpha (there 1.0, here 0.5)"]),
+        (
+            small(Relaxed()),
+            [
+                "method.remedy.alpha (there 1.0, here None)",
+                "method.remedy.epsilon (there None, here 0.2%)",
+                "method.remedy.name (there balanced, here relaxed)",
+            ],
+        ),
+        (small(recipe=replace(RECIPE, lr=0.04)), ["recipe.lr (there 0.05, here 0.04)"]),
+        (
+            small(order="natural"),
+            [
+                "class_order (there [4, 2, 7, 6, 0, 3, 5, 8, 9, 1], here [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])",
+                "protocol.order (there 1993, here natural)",
+            ],
+        ),
+        (small(steps=2), ["protocol.steps (there 3, here 2)"]),
+        (small(validation=0.5), ["data.validation (there 0.0, here 0.5)"]),
+        (small(method=ILBaseline(Balanced(), T=3.0)), ["method.T (there 2.0, here 3.0)"]),
     ],
 )
 def test_other_settings_in_the_same_folder_are_refused(other: Run, differ: list[str], done: Done) -> None:
@@ -289,13 +374,49 @@ def test_other_settings_in_the_same_folder_are_refused(other: Run, differ: list[
     for name in differ:
         assert name in named
         named = named.replace(name, "")
-    if all("(" in name for name in differ):
-        assert named.strip(", ") == "", "a setting is named that does not differ"
+    assert named.strip(", ") == "", "a setting is named that does not differ"
     assert {p: p.read_bytes() for p in done[0].rglob("*") if p.is_file()} == before
 
 
 def test_settings_that_are_spelled_differently_agree(done: Done) -> None:
-    assert run(small(memory="05", steps=None, increment=2), done[0]) == done[2]
+    assert run(small(memory="05", order=1993, validation=0, seed=np.int64(0)), done[0]) == done[2]
+
+
+class StopError(Exception):
+    pass
+
+
+class Stop(Watch):
+    """Stops a run at an epoch of a step."""
+
+    def __init__(self, step: int, epoch: int) -> None:
+        self.at = (step, epoch)
+
+    def epoch(self, e: Any) -> None:
+        if (e.step, e.epoch) == self.at:
+            raise StopError
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The folder of a run that was stopped in its second step."""
+    with pytest.raises(StopError):
+        run(small(), tmp_path / "stopped", watch=Stop(1, 1))
+    return tmp_path / "stopped"
+
+
+def test_where_it_is_computed_matters_only_while_it_is_computed(stopped: Path, done: Done) -> None:
+    half = Machine("cpu", "bf16")
+    with pytest.raises(RunError, match=r"other settings: precision \(there fp32, here bf16\); choose another --out"):
+        run(small(), stopped, machine=half)
+    with pytest.raises(RunError, match=r"settings: seed \(there 0, here 1\), precision \(there fp32, here bf16\);"):
+        run(small(seed=1), stopped, machine=half)
+    recorded = json.loads((stopped / "run.json").read_text())
+    recorded["machine"]["device"] = "cuda"
+    (stopped / "run.json").write_text(json.dumps(recorded))
+    with pytest.raises(RunError, match="is of a run on a GPU: use --device cuda where there is one"):
+        run(small(), stopped)
+    assert run(small(), done[0], machine=half) == done[2], "what is recorded is returned anywhere"
 
 
 def test_two_processes_on_one_folder(tmp_path: Path) -> None:
@@ -326,15 +447,51 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "mine"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"steps": []}'])
-@pytest.mark.parametrize("name", ["result.json", "run.json"])
-def test_a_broken_record_is_named_and_kept(name: str, text: str, done: Done, tmp_path: Path) -> None:
+BROKEN = ("", "{", "[1]", "null", '{"steps": []}', '{"format": 1}', '{"format": 2}')
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_record_is_named_and_kept(text: str, done: Done, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(done[0], folder)
-    (folder / name).write_text(text)
-    with pytest.raises((DataError, RunError), match=str(folder)):
+    (folder / "result.json").write_text(text)
+    with pytest.raises(DataError, match=str(folder / "result.json")):
         run(small(), folder)
-    assert (folder / name).read_text() == text
+    assert (folder / "result.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_broken_settings_of_a_run_that_goes_on_are_named_and_kept(text: str, stopped: Path) -> None:
+    (stopped / "run.json").write_text(text)
+    with pytest.raises(DataError, match=str(stopped / "run.json")):
+        run(small(), stopped)
+    assert (stopped / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "format",
+        "run",
+        "machine",
+        "final",
+        "steps",
+        "confusion",
+        "class_order",
+        "alpha",
+        "run.method",
+        "run.data",
+        "run.protocol",
+        "run.recipe",
+    ],
+)
+def test_a_result_without_a_part_is_named(part: str, done: Done, tmp_path: Path) -> None:
+    result = json.loads((done[0] / "result.json").read_text())
+    *outer, last = part.split(".")
+    del (result[outer[0]] if outer else result)[last]
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    with pytest.raises(DataError, match=f"{tmp_path / 'result.json'} is not"):
+        read_result(tmp_path)
 
 
 def test_reading_a_result_that_is_not_there(tmp_path: Path) -> None:
@@ -348,30 +505,48 @@ def test_reading_a_result_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (small(dataset="digit"), "did you mean 'digits'"),
-        (small(base=10), "--base 10 must be from 2 to 9"),
-        (small(steps=4), "--steps 4 does not divide the 6 classes"),
-        (small(memory="lots"), "memory must be a number"),
-        (small(select="best"), "select"),
-        (small(order="no-such-file"), "--order no-such-file"),
-        (small(seed=-1), "seed must be .*0 or more, not -1"),
-        (small(precision="half"), "precision"),
-        (small(Meta(), memory="1"), "memory of at least 2"),
-        (small(Meta(), memory="total:15"), "memory of at least 2 .* has 1"),
-        (small(Relaxed(0)), "epsilon 0"),
+        ({"name": "digit"}, "did you mean 'digits'"),
+        ({"base": 10}, "--base 10 must be from 2 to 9"),
+        ({"steps": 4}, "--steps 4 does not divide the 6 classes"),
+        ({"memory": "lots"}, "memory must be a number"),
+        ({"select": "best"}, "select"),
+        ({"order": "no-such-file"}, "--order no-such-file"),
+        ({"seed": -1}, "seed must be .*0 or more, not -1"),
+        ({"validation": 1.0}, "validation must be .*below 1, not 1"),
+        ({"brightness": 2.0}, "brightness"),
+        ({"remedy": Meta(), "memory": "1"}, "meta needs at least 2 image.*keeps 1: raise --memory"),
+        ({"remedy": Meta(), "memory": "total:15"}, "meta needs at least 2 image.*keeps 1: raise --memory"),
+        ({"remedy": Relaxed(0)}, "epsilon 0"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_is_made(bad: Run, message: str, tmp_path: Path) -> None:
+def test_bad_settings_are_refused_before_anything_is_made(bad: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        run(bad, tmp_path / "out")
+        run(small(**bad), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"), [(("tpu",), "device"), (("cpu", "half"), "precision"), (("cpu", "fp32", "steam"), "engine")]
+)
+def test_a_bad_machine_is_refused_before_anything_is_made(
+    machine: tuple[Any, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"{message} .*not '{machine[-1]}'"):
+        run(small(), tmp_path / "out", machine=Machine(*machine))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bad", [{"checkpoint": -1.0}, {"evaluate_every": -1}, {"evaluate_every": 1.5}], ids=str)
+def test_bad_options_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(bad)).replace("_", "-")):
+        Options(**bad)
 
 
 # Shared prefixes
 
 
-def key(run: Run, t: int = 0) -> str:
-    return prepare(run).keys()[t]
+def key(one: Run, t: int = 0) -> str:
+    return keys_of(one)[t]
 
 
 def test_one_base_step_serves_all_losses_and_protocols() -> None:
@@ -392,24 +567,25 @@ def test_what_changes_the_base_step_is_not_shared(tmp_path: Path) -> None:
         small(seed=1),
         small(order="1"),
         small(base=5, steps=5),
-        small(precision="bf16"),
+        small(validation=0.1),
         small(brightness=0.25),
     ]
     recipe: dict[str, Any] = {"epochs": 4, "lr": 0.04, "milestones": (0.5,), "decay": 0.5, "batch": 31}
     recipe |= {"momentum": 0.8, "weight_decay": 0.0, "clamp": 1.0, "schedule": "cosine", "last": "short"}
     assert recipe.keys() == vars(RECIPE).keys()
     others += [small(recipe=replace(RECIPE, **{k: v})) for k, v in recipe.items()]
-    assert len({key(small()), *map(key, others)}) == 1 + len(others)
+    keys = {key(small()), keys_of(small(), Machine("cpu", "bf16"))[0], *map(key, others)}
+    assert len(keys) == 2 + len(others)
     # The same order, said in another way, is the same.
     (tmp_path / "order").write_text(" ".join(map(str, prepare(small()).order)))
-    assert prepare(small(order=str(tmp_path / "order"))).keys() == prepare(small()).keys()
+    assert keys_of(small(order=str(tmp_path / "order"))) == keys_of(small())
 
 
 def test_what_changes_later_steps_splits_from_there() -> None:
-    mine = prepare(small()).keys()
+    mine = keys_of(small())
     assert len(set(mine)) == 4
     for other in (small(Balanced(0.5)), small(memory="6"), small(select="random"), small(Standard())):
-        theirs = prepare(other).keys()
+        theirs = keys_of(other)
         assert theirs[0] == mine[0] and not set(theirs[1:]) & set(mine[1:])
 
 
@@ -420,25 +596,25 @@ def unequal(monkeypatch: pytest.MonkeyPatch) -> None:
     keep[(DIGITS.train.y == first).nonzero()[:40, 0]] = False
     train = Images(DIGITS.train.x[keep], DIGITS.train.y[keep])
     data = replace(DIGITS, train=train, fingerprint="unequal")
-    monkeypatch.setattr(equipoise.runs.run, "load", lambda *_, **__: data)
+    monkeypatch.setattr(equipoise.runs.plan, "load", lambda *_, **__: data)
 
 
-def test_unequal_counts_are_not_shared_across_losses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+def test_unequal_counts_are_not_shared_across_remedies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = SharedSteps(tmp_path / "store")
     short = replace(RECIPE, epochs=1)
-    losses = (Standard(), Balanced())
-    for loss in losses:
-        run(small(loss, steps=1, recipe=short), tmp_path / f"equal-{loss.name}", store=store)
-    equal = [tensors(store.entry(key(small(loss, steps=1, recipe=short)))) for loss in losses]
+    remedies = (Standard(), Balanced())
+    for remedy in remedies:
+        run(small(remedy, steps=1, recipe=short), tmp_path / f"equal-{remedy.name}", shared=store)
+    equal = [tensors(store.entry(key(small(remedy, steps=1, recipe=short)))) for remedy in remedies]
     assert len(entries(store)) == 3
 
     unequal(monkeypatch)
-    keys = [key(small(loss, steps=1, recipe=short)) for loss in losses]
+    keys = [key(small(remedy, steps=1, recipe=short)) for remedy in remedies]
     assert len(set(keys)) == 2 and key(small(Standard(), steps=2, recipe=short)) == keys[0]
-    for loss in losses:
-        assert run(small(loss, steps=1, recipe=short), tmp_path / loss.name, store=store)["reused"] is None
+    for remedy in remedies:
+        assert run(small(remedy, steps=1, recipe=short), tmp_path / remedy.name, shared=store)["reused"] is None
     assert len(entries(store)) == 7
-    # And that is right: with these counts the losses differ, with equal ones they do not.
+    # And that is right: with these counts the remedies differ, with equal ones they do not.
     standard, balanced = (tensors(store.entry(k)) for k in keys)
     assert not torch.equal(standard["live.net.head.weight"], balanced["live.net.head.weight"])
     assert torch.equal(equal[0]["live.net.head.weight"], equal[1]["live.net.head.weight"])
@@ -457,7 +633,7 @@ def test_unequal_counts_are_not_shared_across_losses(monkeypatch: pytest.MonkeyP
 )
 def test_a_run_from_a_reused_prefix_is_bit_identical(other: Run, done: Done, tmp_path: Path) -> None:
     ear = Ear()
-    shared = run(other, tmp_path / "shared", store=done[1], watch=ear)
+    shared = run(other, tmp_path / "shared", shared=done[1], watch=ear)
     alone = run(other, tmp_path / "alone")
     assert alone["reused"] is None
     steps = list(range(4)) if other == small() else [0]
@@ -476,13 +652,13 @@ def test_a_run_from_a_reused_prefix_is_bit_identical(other: Run, done: Done, tmp
 
 
 def test_a_run_fills_the_store_with_each_step_once(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    assert run(small(), tmp_path / "one", store=store)["reused"] is None
-    assert [p.name for p in entries(store)] == sorted(prepare(small()).keys())
-    run(small(Standard()), tmp_path / "two", store=store)
+    store = SharedSteps(tmp_path / "store")
+    assert run(small(), tmp_path / "one", shared=store)["reused"] is None
+    assert [p.name for p in entries(store)] == sorted(keys_of(small()))
+    run(small(Standard()), tmp_path / "two", shared=store)
     assert len(entries(store)) == 4 + 3
     before = {p: p.stat().st_mtime_ns for p in store.folder.rglob("*") if p.is_file()}
-    run(small(), tmp_path / "three", store=store)
+    run(small(), tmp_path / "three", shared=store)
     assert {p: p.stat().st_mtime_ns for p in store.folder.rglob("*") if p.is_file()} == before
 
 
@@ -495,9 +671,9 @@ def test_without_a_store_nothing_is_written_elsewhere(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "no tensors", "broken json", "no learner"])
 def test_a_corrupt_entry_is_computed_again_and_said(damage: str, done: Done, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    run(small(), tmp_path / "one", store=store)
-    keys = prepare(small()).keys()
+    store = SharedSteps(tmp_path / "store")
+    run(small(), tmp_path / "one", shared=store)
+    keys = keys_of(small())
     for t in (3, 1):  # the longest prefix and one in between; step 2 is good
         entry = store.entry(keys[t])
         (file,) = entry.glob("*.safetensors")
@@ -512,11 +688,484 @@ def test_a_corrupt_entry_is_computed_again_and_said(damage: str, done: Done, tmp
         else:
             (entry / "learner.json").write_text("{" if damage == "broken json" else "{}")
     ear = Ear()
-    result = run(small(), tmp_path / "two", store=store, watch=ear)
+    result = run(small(), tmp_path / "two", shared=store, watch=ear)
     assert len(ear.said) == 1 and "again" in ear.said[0] and keys[3] in ear.said[0]
     assert result["reused"]["steps"] == [0, 1, 2] and {t for t, _ in ear.trained} == {3}
     assert_same_run(tmp_path / "two", done[0])
     assert Learner.load(store.entry(keys[3])).sizes_ == (4, 2, 2, 2)
+
+
+def test_a_shared_step_of_another_key_is_not_used(tmp_path: Path) -> None:
+    """Whoever put it there: its name says one thing and its note another."""
+    store = SharedSteps(tmp_path / "store")
+    run(small(steps=1), tmp_path / "one", store)
+    (here, *_), (there, *_) = keys_of(small(steps=1)), keys_of(small(steps=1, seed=1))
+    shutil.copytree(store.entry(here), store.entry(there))
+    ear = Ear()
+    result = run(small(steps=1, seed=1), tmp_path / "two", store, watch=ear)
+    assert len(ear.said) == 1 and "again" in ear.said[0] and here in ear.said[0] and there in ear.said[0]
+    assert result["reused"] is None and ear.trained == [(t, e) for t in range(2) for e in (1, 2, 3)]
+    run(small(steps=1, seed=1), tmp_path / "alone")
+    assert_same_run(tmp_path / "two", tmp_path / "alone")
+    note = json.loads((store.entry(there) / "learner.json").read_text())["note"]
+    assert note["key"] == there, "it was dropped, and computed again"
+
+
+@pytest.mark.parametrize("note", [None, {}, {"key": 3}, "key", []], ids=str)
+def test_a_shared_step_without_its_key_is_not_used(note: Any, tmp_path: Path) -> None:
+    store = SharedSteps(tmp_path / "store")
+    first, *_ = keys_of(small(steps=1))
+    run(small(Standard(), steps=1), tmp_path / "one", store)
+    file = store.entry(first) / "learner.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "note": note}))
+    ear = Ear()
+    assert run(small(steps=1), tmp_path / "two", store, watch=ear)["reused"] is None
+    assert len(ear.said) == 1 and "computing a shared step again" in ear.said[0]
+
+
+# What the key of a shared step is made of
+
+KEYS = """
+import json
+from equipoise import LUCIR, Balanced, ILBaseline, Recipe
+from equipoise.runs.plan import prepare
+from equipoise.runs.settings import Data, Machine, Protocol, Run
+
+def keys(method):
+    run = Run(method, Data("digits"), Protocol(8, 1, memory="2"), Recipe(epochs=1))
+    return prepare(run, Machine("cpu")).step_keys()
+
+print(json.dumps({m.name + m.remedy.name: keys(m) for m in (LUCIR(), ILBaseline(), ILBaseline(Balanced()))}))
+"""
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package's source, at a place of its own."""
+    folder = tmp_path_factory.mktemp("source")
+    leave_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(equipoise.__file__).parent, folder / "equipoise", ignore=leave_out)
+    return folder / "equipoise"
+
+
+def keys_by(source: Path) -> dict[str, list[str]]:
+    """The keys of runs, by the code at this place."""
+    done = subprocess.run(
+        [sys.executable, "-c", KEYS],
+        env={**os.environ, "PYTHONPATH": str(source.parent), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=source.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    keys: dict[str, list[str]] = json.loads(done.stdout)
+    return keys
+
+
+@pytest.fixture(scope="module")
+def by_the_source(copied: Path) -> dict[str, list[str]]:
+    keys = keys_by(copied)
+    assert all(key for of_run in keys.values() for key in of_run)
+    assert keys["il-baselinestandard"][0] == keys["il-baselinebalanced"][0] != keys["lucirstandard"][0]
+    return keys
+
+
+def comment(path: Path) -> None:
+    with path.open("a") as f:
+        f.write("# One more comment.\n")
+
+
+def test_what_computes_nothing_leaves_shared_steps_alone(
+    copied: Path, by_the_source: dict[str, list[str]], tmp_path: Path
+) -> None:
+    source = shutil.copytree(copied, tmp_path / "equipoise")
+    (source / "methods" / "zzz.py").write_text(OUTSIDE.format(sign="").replace("mine", "zzz"))
+    changed = [source / f"{name}.py" for name in ("runs/queue", "runs/workers", "files", "__main__")]
+    rooms = [path for room in ("cli", "report", "paper") for path in sorted((source / room).glob("*.py"))]
+    assert len(rooms) > 6
+    for path in changed + rooms:
+        comment(path)
+    assert keys_by(source) == by_the_source
+
+
+@pytest.mark.parametrize("name", ["engine/train", "losses", "step", "learner/step", "data/images", "nets/heads"])
+def test_what_computes_changes_all_keys(
+    name: str, copied: Path, by_the_source: dict[str, list[str]], tmp_path: Path
+) -> None:
+    source = shutil.copytree(copied, tmp_path / "equipoise")
+    comment(source / f"{name}.py")
+    keys = keys_by(source)
+    for of, before in by_the_source.items():
+        assert not set(keys[of]) & set(before), of
+
+
+def test_the_file_of_a_method_changes_its_own_keys(
+    copied: Path, by_the_source: dict[str, list[str]], tmp_path: Path
+) -> None:
+    source = shutil.copytree(copied, tmp_path / "equipoise")
+    comment(source / "methods" / "lucir.py")
+    keys = keys_by(source)
+    assert not set(keys.pop("lucirstandard")) & set(by_the_source["lucirstandard"])
+    assert keys == {of: before for of, before in by_the_source.items() if of != "lucirstandard"}
+
+
+# The record, read back
+
+
+def fits(method: type[Method], remedy: type[Remedy]) -> bool:
+    return method.remedies is None or remedy.name in (*method.remedies, "standard")
+
+
+ALL = [(m, r) for m in methods.built_in().values() for r in REMEDIES.values() if fits(m, r)]
+
+
+def as_recorded(one: Run) -> Any:
+    return json.loads(json.dumps(to_plain(one), allow_nan=False))
+
+
+@pytest.mark.parametrize(("method", "remedy"), ALL, ids=lambda kind: kind.name)
+def test_a_run_is_read_back_from_its_record(method: type[Method], remedy: type[Remedy]) -> None:
+    given = Run(method(remedy()), Data("digits", 0.1, 0.25), Protocol(4, 3, "natural", "total:30", "random"), RECIPE, 3)
+    bare = Run(method(remedy()), Data("digits"))
+    for one in (given, bare, resolve(bare, 10, (1, 8, 8))):
+        assert read_run(as_recorded(one)) == one
+        plain = as_recorded(one)["method"]
+        assert (plain["name"], plain["remedy"]["name"]) == (method.name, remedy.name)
+    assert None not in as_recorded(resolve(bare, 10, (1, 8, 8)))["protocol"].values()
+
+
+def test_a_run_with_settings_of_its_own_is_read_back_from_its_record() -> None:
+    for method in (
+        LUCIR(Meta(0.5, 3, 0.25, "all"), K=3, m=0.25, finetune=Finetune(7, what="all", milestones=(0.25, 0.5))),
+        ILBaseline(BalancedFinetuning(Finetune(3, distil=False)), T=3.0, distil="by-step"),
+        ILBaseline(Relaxed(3)),
+        ILBaseline(Relaxed("0.50%")),
+    ):
+        assert read_run(as_recorded(small(method=method))) == small(method=method)
+
+
+def paths(plain: Any, *to: str) -> Iterator[tuple[str, ...]]:
+    """The way to each field of a record."""
+    for name, value in plain.items():
+        yield (*to, name)
+        if isinstance(value, dict):
+            yield from paths(value, *to, name)
+
+
+RECORDED = as_recorded(small(method=LUCIR(Balanced())))
+
+
+@pytest.mark.parametrize("path", list(paths(RECORDED)), ids=".".join)
+def test_a_missing_field_of_a_record_is_named(path: tuple[str, ...]) -> None:
+    plain = copy.deepcopy(RECORDED)
+    *outer, last = path
+    inner = functools.reduce(lambda one, name: one[name], outer, plain)
+    del inner[last]
+    with pytest.raises(DataError, match=f"{last} is missing"):
+        read_run(plain)
+
+
+@pytest.mark.parametrize("path", [p for p in paths(RECORDED) if p[-1] != "name"], ids=".".join)
+def test_an_unknown_field_of_a_record_is_named(path: tuple[str, ...]) -> None:
+    plain = copy.deepcopy(RECORDED)
+    *outer, last = path
+    functools.reduce(lambda one, name: one[name], outer, plain)[f"{last}_of_old"] = 1
+    with pytest.raises(DataError, match=f"{last}_of_old is unknown"):
+        read_run(plain)
+
+
+@pytest.mark.parametrize(("part", "near"), [("method", "lucyr"), ("method.remedy", "blanced"), ("method", None)])
+def test_an_unknown_name_in_a_record_is_a_data_error_with_the_nearest(part: str, near: Any) -> None:
+    plain: Any = copy.deepcopy(RECORDED)
+    functools.reduce(lambda one, name: one[name], part.split("."), plain)["name"] = near
+    with pytest.raises(DataError, match=f"'{near}'.*There is: "):
+        read_run(plain)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", []], ids=str)
+@pytest.mark.parametrize("part", ["", "method", "method.remedy", "data", "protocol"])
+def test_a_record_of_another_shape_is_a_data_error(part: str, value: Any) -> None:
+    plain: Any = copy.deepcopy(RECORDED)
+    if part:
+        *outer, last = part.split(".")
+        functools.reduce(lambda one, name: one[name], outer, plain)[last] = value
+    with pytest.raises(DataError):
+        read_run(plain if part else value)
+    if value is not None:  # None is the method's own
+        with pytest.raises(DataError):
+            read_run({**RECORDED, "recipe": value})
+
+
+def test_a_setting_that_cannot_be_is_a_data_error() -> None:
+    for path, value in ((("seed",), -1), (("method", "K"), 0), (("recipe", "lr"), -1.0), (("data", "validation"), 2)):
+        plain = copy.deepcopy(RECORDED)
+        *outer, last = path
+        functools.reduce(lambda one, name: one[name], outer, plain)[last] = value
+        with pytest.raises(DataError, match=last):
+            read_run(plain)
+
+
+OWN = (
+    *("steps", "memory", "seed", "base", "dataset", "order", "select", "device", "data", "augment"),
+    *("name_of", "precision", "run", "machine", "protocol"),
+)
+
+
+def method_with(field: str) -> Any:
+    """A user's method with a field of that name."""
+    inside = {"name": f"with-{field}", "__module__": __name__}
+    return make_dataclass(f"With_{field}", [(field, int, 1)], bases=(ILBaseline,), frozen=True, namespace=inside)
+
+
+@pytest.mark.parametrize("field", OWN)
+def test_a_field_of_a_method_is_taken_for_nothing_else(field: str, tmp_path: Path) -> None:
+    kind = method_with(field)
+    one, other = (small(method=kind(**{field: value}), steps=1) for value in (1, 2))
+    assert as_recorded(one) != as_recorded(other)
+    assert [read_run(as_recorded(a)) for a in (one, other)] == [one, other]
+    assert run_name(one) != run_name(other)
+    assert run_name(one).startswith(f"with-{field}_standard_digits_memory-5_seed-0_")
+    assert not set(keys_of(one)) & set(keys_of(other))
+    result = run(replace(one, recipe=replace(RECIPE, epochs=1)), tmp_path)
+    assert result["run"]["method"][field] == 1 and result["run"]["protocol"]["steps"] == 1
+    with pytest.raises(RunError, match=rf"other settings: method\.{field} \(there 1, here 2\);"):
+        run(replace(other, recipe=replace(RECIPE, epochs=1)), tmp_path)
+
+
+def test_a_field_of_a_method_that_hides_a_function_is_refused() -> None:
+    """Such as `recipe`, which every method has as a function."""
+    with pytest.raises(UsageError, match="recipe"):
+        Learner(method_with("recipe")())
+    with pytest.raises(UsageError, match="recipe"):
+        prepare(small(method=method_with("recipe")()))
+
+
+# A user's method that derives from another
+
+FAMILY = """
+from dataclasses import dataclass
+from equipoise import LUCIR
+
+class Mine(LUCIR):
+    def objective(self, s, b):
+        return 0.5 * super().objective(s, b)
+
+@dataclass(frozen=True)
+class Deep(Mine):
+    name = "deeper"
+    steps: int = 3
+"""
+
+
+def test_the_family_of_a_method_shares_steps_by_its_source(tmp_path: Path) -> None:
+    module = module_of(tmp_path, "a_family", FAMILY)
+    store = SharedSteps(tmp_path / "store")
+    run(brief(LUCIR()), tmp_path / "lucir", store)
+    for method, name in ((module.Mine(), "mine"), (module.Deep(), "deeper"), (module.Deep(steps=5), "deeper")):
+        folder = tmp_path / f"{name}-{getattr(method, 'steps', 0)}"
+        result = run(brief(method), folder / "first", store)
+        assert result["reused"] is None and result["run"]["method"]["name"] == name
+        again = run(brief(method), folder / "again", store)
+        assert again["reused"]["steps"] == [0, 1] and again["confusion"] == result["confusion"]
+        assert run(brief(method.with_remedy(Balanced())), folder / "other", store)["reused"]["steps"] == [0]
+        assert read_run(result["run"]) == resolve(brief(method), 10, (1, 8, 8))
+        assert Learner.load(folder / "first" / "model").method == method
+
+
+class Own(ILBaseline):
+    """Says itself what it shares."""
+
+    def at_base(self) -> Method:
+        return ILBaseline()
+
+
+class Below(Own):
+    pass
+
+
+@pytest.mark.parametrize(("method", "shares"), [(Own(), True), (Own(Balanced()), True), (Below(), False)])
+def test_what_a_method_says_of_its_base_step_holds_for_itself_alone(method: Method, shares: bool) -> None:
+    mine, theirs = keys_of(small(method=method)), keys_of(small(method=ILBaseline()))
+    assert (mine[0] == theirs[0]) is shares and not set(mine[1:]) & set(theirs)
+
+
+# Exemplars, and the final model
+
+LATER: dict[str, Method] = {
+    "il-baseline": ILBaseline(Balanced()),
+    "meta": ILBaseline(Meta(every=2)),
+    "lucir": LUCIR(finetune=Finetune(2, batch=16)),
+    "podnet": PODNet(finetune=Finetune(2, batch=16)),
+    "balanced-finetuning": ILBaseline(BalancedFinetuning(Finetune(2, batch=16, distil=False))),
+    "ncm": NCM(),
+    "slda": SLDA(),
+    "joint": Joint(),
+}
+
+
+def brought(plan: Prepared, t: int) -> tuple[Any, Any]:
+    """The images and labels of a step, as a user has them."""
+    mine = torch.tensor([plan.order.index(int(y)) for y in DIGITS.train.y])
+    first, last = plan.edges(t)
+    at = (mine >= first) & (mine < last)
+    return DIGITS.train.x[at].numpy(), mine[at].tolist()
+
+
+@pytest.mark.parametrize("memory", ["5", "total:30"])
+@pytest.mark.parametrize("name", LATER)
+def test_a_run_ends_where_a_learner_ends_that_is_given_the_images_by_hand(
+    name: str, memory: str, tmp_path: Path
+) -> None:
+    one = small(method=LATER[name], memory="all" if name == "joint" else memory, recipe=replace(RECIPE, epochs=2))
+    result = run(one, tmp_path)
+    plan = prepare(one)
+    settings: dict[str, Any] = {"recipe": one.recipe, "augment": plan.learner.augment, "precision": "fp32"}
+    settings |= {"normalise": (DIGITS.mean, DIGITS.std), "device": "cpu"}
+    by_hand = Learner(one.method, one.protocol.memory, **settings)
+    for t in range(4):
+        by_hand.learn(*brought(plan, t))
+    assert by_hand.alphas_ == result["alpha"]
+    by_hand.rename(dict(enumerate(plan.order))).save(tmp_path / "by hand")
+    mine, theirs = tensors(tmp_path / "by hand"), tensors(tmp_path / "model")
+    assert mine.keys() == theirs.keys() and "memory.x" in mine
+    for tensor in mine:
+        assert torch.equal(mine[tensor], theirs[tensor]), tensor
+    assert Learner.load(tmp_path / "model").classes_ == by_hand.classes_
+
+
+class Look(Watch):
+    """Looks at each checkpoint, and stops at an epoch."""
+
+    def __init__(self, folder: Path, *at: Any) -> None:
+        self.folder, self.at, self.seen = folder, at, 0
+
+    def epoch(self, e: Any) -> None:
+        saved = tensors(self.folder / "checkpoint")
+        assert not [name for name in saved if name in ("memory.x", "memory.y", "live.pixels")]
+        assert ("memory.at" in saved) == (e.step > 0)
+        assert ("live.chosen" in saved) == (e.stage == "refit")
+        for name in ("memory.at", "live.chosen"):
+            if name in saved:
+                plan = prepare(small())
+                classes = plan.edges(e.step - (name == "memory.at"))[1]
+                assert plan.train.y[saved[name]].tolist() == [c for c in range(classes) for _ in range(5)]
+        self.seen += 1
+        if (e.step, e.stage, e.epoch) == self.at:
+            raise StopError
+
+
+@pytest.mark.parametrize("at", [(1, "train", 2), (2, "refit", 1)], ids=str)
+def test_a_checkpoint_has_positions_and_the_final_model_pixels(at: Any, tmp_path: Path) -> None:
+    one = small(method=ILBaseline(BalancedFinetuning(Finetune(2, batch=16))))
+    with pytest.raises(StopError):
+        run(one, tmp_path, watch=Look(tmp_path, *at), checkpoint=0.0)
+    rest = Look(tmp_path)
+    run(one, tmp_path, watch=rest, checkpoint=0.0)
+    assert rest.seen > 3
+    final = tensors(tmp_path / "model")
+    assert "memory.at" not in final and final["memory.x"].dtype == torch.uint8
+    assert final["memory.x"].shape == (50, 1, 8, 8)
+    model = Learner.load(tmp_path / "model")
+    assert model.exemplars_ is not None
+    order = torch.tensor(model.classes_)
+    pixels = {(int(y), x.numpy().tobytes()) for x, y in zip(DIGITS.train.x, DIGITS.train.y)}
+    assert {(int(y), x.numpy().tobytes()) for x, y in zip(model.exemplars_.x, order[model.exemplars_.y])} <= pixels
+
+
+@pytest.mark.parametrize("name", sorted(LATER.keys() - {"joint"}))
+def test_the_final_model_learns_on(name: str, tmp_path: Path) -> None:
+    """Without the data set: what it keeps is its own."""
+    result = run(small(method=LATER[name], recipe=replace(RECIPE, epochs=2)), tmp_path)
+    known = DIGITS.train.y < 2
+    x, y = 255 - DIGITS.train.x[known][:100], [("nought", "one")[label] for label in DIGITS.train.y[known][:100]]
+    learners = [Learner.load(tmp_path / "model") for _ in range(2)]
+    for learner in learners:
+        learner.recipe = replace(RECIPE, epochs=10)
+        learner.learn(x, y)
+    one, other = learners
+    assert one.classes_ == [*result["class_order"], "nought", "one"] and one.sizes_ == (4, 2, 2, 2, 2)
+    assert one.exemplars_ is not None and one.exemplars_.y.tolist() == [c for c in range(12) for _ in range(5)]
+    assert torch.equal(one.logits(DIGITS.test.x), other.logits(DIGITS.test.x))
+    if name == "il-baseline":
+        assert (one.predict(x) == np.array(y, dtype=object)).mean() > 0.6, "of twelve classes"
+
+
+# How many images there are to train on
+
+
+class Doubled(ILBaseline):
+    """An epoch has what is trained on, and all exemplars once more."""
+
+    def epoch(self, s: Step, gen: torch.Generator, batch: int) -> Tensor:
+        return torch.cat([super().epoch(s, gen, batch), s.memory])
+
+
+class Portions(ILBaseline):
+    """Whole batches only, of what is new, which is half of it after the base step."""
+
+    def epoch(self, s: Step, gen: torch.Generator, batch: int) -> Tensor:
+        new = s.where[s.y >= s.n_old]
+        return new[torch.randperm(len(new), generator=gen)[: len(new) // batch * batch // (2 if s.t else 1)]]
+
+
+class OnHeld(ILBaseline):
+    """Stages on everything there is: what is held out, the memory before the choice and after it."""
+
+    def hold(self, plan: Plan) -> int:
+        return 2
+
+    def stages(self, plan: Plan) -> Stages:
+        train, choose = super().stages(plan)
+        assert isinstance(train, Stage)
+        brief = replace(train, recipe=replace(train.recipe, epochs=2))
+        held, old, new = (replace(brief, name=name, images=images) for name, images in PARTS)
+        return (train, held, old, choose, new) if plan.t else (train, held, choose)
+
+
+PARTS: tuple[tuple[str, Any], ...] = (("on-held", "held"), ("on-old", "memory"), ("on-memory", "memory"))
+WORK: dict[str, tuple[Method, str]] = {
+    **{name: (ILBaseline(kind()), "6") for name, kind in REMEDIES.items()},
+    **{f"{name} of a budget": (ILBaseline(kind()), "total:50") for name, kind in REMEDIES.items()},
+    **{f"podnet {r.name}": (PODNet(r()), "6") for m, r in ALL if m is PODNet},
+    "lucir": (LUCIR(finetune=Finetune(3)), "6"),
+    "lucir oversampling": (LUCIR(MemoryOversampling(0.75), finetune=Finetune(3)), "6"),
+    "lucir without memory": (LUCIR(), "0"),
+    "podnet without memory": (PODNet(), "0"),
+    "podnet with less than one of each": (PODNet(), "total:7"),
+    **{"ncm": (NCM(), "6"), "slda": (SLDA(), "0"), "joint": (Joint(), "all"), "fine-tuning": (FineTuning(), "0")},
+    **{"doubled": (Doubled(), "6"), "portions": (Portions(), "6"), "held": (OnHeld(), "6")},
+    "doubled and refined": (Doubled(BalancedFinetuning()), "6"),
+    "all is kept": (ILBaseline(Meta()), "all"),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_the_work_of_a_run_is_what_it_trains_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a short batch at the end of each epoch, to the image."""
+    method, memory = WORK[name]
+    one = small(method=method, memory=memory, steps=2, recipe=replace(RECIPE, epochs=2, batch=50, last="short"))
+    counted: Counter[tuple[int, str]] = Counter()
+    forward = Training.forward
+
+    def counting(self: Training, source: Any, *more: Any) -> Any:
+        if source in self.sources:
+            counted[self.s.t, self.stage.name] += source.size
+        return forward(self, source, *more)
+
+    monkeypatch.setattr(Training, "forward", counting)
+    work = prepare(one).work()
+    result = run(one, tmp_path)
+    assert counted == {(t, p.stage): p.epochs * p.images for t, step in enumerate(work) for p in step}
+    assert [sum(counted[t, p.stage] for p in step) for t, step in enumerate(work)] == total_images(work)
+    lines = metrics(tmp_path)
+    for t, step in enumerate(work):
+        of_step = [line for line in lines if line["step"] == t]
+        stages = [(p.stage, e) for p in step for e in range(1, p.epochs + 1)]
+        assert [(line["stage"], line["epoch"]) for line in of_step] == stages
+        images = np.cumsum([p.images for p in step for _ in range(p.epochs)])
+        np.testing.assert_allclose([line["done"] for line in of_step], images / max(1, *images[-1:], 1), atol=1e-6)
+    assert [t for t, step in enumerate(work) if step] == sorted({line["step"] for line in lines})
+    assert len(result["steps"]) == 3
 
 
 # Recorded: what a wrong sign would break
@@ -526,16 +1175,16 @@ def test_a_corrupt_entry_is_computed_again_and_said(damage: str, done: Done, tmp
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], float]:
     """Average incremental accuracy on digits, 5 classes and then 5 times one, 10 epochs a step."""
     folder = tmp_path_factory.mktemp("recorded")
-    cells: list[tuple[Loss, str]] = [(Standard(), "5"), (Balanced(), "5")]
+    cells: list[tuple[Remedy, str]] = [(Standard(), "5"), (Balanced(), "5")]
     cells += [(Standard(), "0"), (Balanced(), "0"), (Relaxed(), "0")]
     ten = Recipe(epochs=10, lr=0.05, batch=32)
     return {
-        (loss.name, memory): run(
-            small(loss, base=5, steps=5, memory=memory, recipe=ten),
-            folder / f"{loss.name}-{memory}",
-            store=Store(folder / "store"),
+        (remedy.name, memory): run(
+            small(remedy, base=5, steps=5, memory=memory, recipe=ten),
+            folder / f"{remedy.name}-{memory}",
+            SharedSteps(folder / "store"),
         )["average_incremental_accuracy"]
-        for loss, memory in cells
+        for remedy, memory in cells
     }
 
 
@@ -557,53 +1206,59 @@ from equipoise import ILBaseline
 @dataclass(frozen=True)
 class Mine(ILBaseline):
     name: ClassVar[str] = "mine"
-    def objective(self, s, y, out, ref):
-        return {sign}self.loss(out.z, y, s)
+    def objective(self, s, b):
+        return {sign}self.classify(b.out.z, b.y, s)
 """
+
+
+def module_of(folder: Path, name: str, text: str) -> Any:
+    """A module of a user."""
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found
+    spec.loader.exec_module(found)
+    return found
 
 
 def outside(folder: Path, module: str, sign: str) -> Any:
     """A method in a user's own file."""
-    path = folder / f"{module}.py"
-    path.write_text(OUTSIDE.format(sign=sign))
-    spec = importlib.util.spec_from_file_location(module, path)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[module] = found
-    spec.loader.exec_module(found)
-    return found.Mine()
+    return module_of(folder, module, OUTSIDE.format(sign=sign)).Mine()
+
+
+def brief(method: Method) -> Run:
+    return Run(method, Data("digits"), Protocol(8, 1, memory="2"), RECIPE)
 
 
 def test_methods_from_outside_do_not_share_what_they_compute(tmp_path: Path) -> None:
     """Two of one name with other code, and one whose code was edited: each computes its own states."""
-    store = Store(tmp_path / "store")
-    settings: dict[str, Any] = {"dataset": "digits", "base": 8, "steps": 1, "memory": "2", "recipe": RECIPE}
+    store = SharedSteps(tmp_path / "store")
+    assert run(brief(ILBaseline()), tmp_path / "parent", store)["reused"] is None
     a, b = outside(tmp_path, "mine_a", ""), outside(tmp_path, "mine_b", "0.1 * ")
     assert a.name == b.name == "mine"
-    first = run(Run(a, **settings), tmp_path / "a", store=store)
-    second = run(Run(b, **settings), tmp_path / "b", store=store)
-    assert second["reused"] is None
-    assert run(Run(a, **settings), tmp_path / "a2", store=store)["reused"] is not None
-    with pytest.raises(RunError, match="method_code"):
-        run(Run(b, **settings), tmp_path / "a", store=store)
+    first = run(brief(a), tmp_path / "a", store)
+    assert first["reused"] is None, "what it inherits from says nothing of its base step"
+    assert run(brief(b), tmp_path / "b", store)["reused"] is None
+    assert run(brief(a), tmp_path / "a2", store)["reused"]["steps"] == [0, 1]
+    assert run(brief(a.with_remedy(Balanced())), tmp_path / "a3", store)["reused"]["steps"] == [0]
     edited = outside(tmp_path, "mine_a", "2 * ")
-    third = run(Run(edited, **settings), tmp_path / "c", store=store)
-    assert third["reused"] is None
-    assert first["steps"][0]["top1"] is not None
+    assert run(brief(edited), tmp_path / "c", store)["reused"] is None
 
 
 def test_what_is_typed_at_a_prompt_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = types.ModuleType("a_prompt")
     monkeypatch.setitem(sys.modules, "a_prompt", prompt)
     exec(OUTSIDE.format(sign=""), vars(prompt))
-    store = Store(tmp_path / "store")
-    settings: dict[str, Any] = {"dataset": "digits", "base": 8, "steps": 1, "memory": "2", "recipe": RECIPE}
-    run(Run(prompt.Mine(), **settings), tmp_path / "a", store=store)
-    assert not list((tmp_path / "store").rglob("learner.json"))
+    ear = Ear()
+    run(brief(prompt.Mine()), tmp_path / "a", SharedSteps(tmp_path / "store"), watch=ear)
+    assert ear.said == ["steps are not shared: the source of the method is not in a file"]
+    assert not (tmp_path / "store").exists()
 
 
 def test_what_is_left_of_a_shared_step_is_replaced(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = SharedSteps(tmp_path)
     store.entry("ab" * 16).mkdir(parents=True)
     (store.entry("ab" * 16) / "learner-dead.safetensors").write_bytes(b"")
     learner = Learner(ILBaseline(), memory=2, recipe=RECIPE, device="cpu")
@@ -613,32 +1268,24 @@ def test_what_is_left_of_a_shared_step_is_replaced(tmp_path: Path) -> None:
 
 
 def test_the_number_of_threads_is_part_of_what_determines_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = prepare(Run(ILBaseline(), dataset="digits", device="cpu"))
-    one = plan.keys()
+    plan = prepare(small())
+    one = plan.step_keys()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    assert not set(one) & set(plan.keys())
+    assert not set(one) & set(plan.step_keys())
 
 
 def test_equal_settings_are_equal_however_they_are_written(tmp_path: Path) -> None:
     order = tmp_path / "order.txt"
     order.write_text(" ".join(map(str, range(10))))
-    settings: dict[str, Any] = {"dataset": "digits", "base": 8, "steps": 1, "memory": "0", "recipe": RECIPE}
-    run(Run(ILBaseline(Relaxed(1)), order="natural", **settings), tmp_path / "a")
-    again = run(Run(ILBaseline(Relaxed("1.0")), order=str(order), **settings), tmp_path / "a")
-    assert again["run"]["order"] == "natural"
-
-
-def test_a_method_field_named_like_a_recipes_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Clash(ILBaseline):
-        momentum: float = 1.0
-
-    with pytest.raises(UsageError, match="momentum"):
-        prepare(Run(Clash(), dataset="digits"))
+    protocol = Protocol(8, 1, memory="0", order="natural")
+    one = Run(ILBaseline(Relaxed(1)), Data("digits"), protocol, RECIPE)
+    run(one, tmp_path / "a")
+    other = replace(one, method=ILBaseline(Relaxed("1.0")), protocol=replace(protocol, order=str(order)))
+    assert run(other, tmp_path / "a")["run"]["protocol"]["order"] == "natural"
 
 
 def test_two_writers_of_one_shared_step_leave_one_whole_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
+    store = SharedSteps(tmp_path)
     learner = Learner(ILBaseline(), memory=2, recipe=RECIPE, device="cpu")
 
     def other(folder: Path) -> None:
@@ -666,7 +1313,7 @@ def test_the_peak_of_memory_outlives_a_new_count(monkeypatch: pytest.MonkeyPatch
     assert (gpu.recent_peak_memory(device), gpu.peak_memory(device)) == (7.0, 7.0)
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"loss": Standard()}, {"order": "0"}], ids=str)
+@pytest.mark.parametrize("other", [{"seed": 1}, {"remedy": Standard()}, {"order": "0"}], ids=str)
 def test_a_record_by_itself_is_refused_for_other_settings_too(
     other: dict[str, Any], done: Done, tmp_path: Path
 ) -> None:
@@ -676,6 +1323,7 @@ def test_a_record_by_itself_is_refused_for_other_settings_too(
         run(small(**other), tmp_path)
     assert run(small(), tmp_path) == done[2]
     elsewhere = json.loads((tmp_path / "result.json").read_text())
-    elsewhere["run"] |= {"device": "cuda", "precision": "bf16"}
+    elsewhere["machine"] |= {"device": "cuda", "precision": "bf16"}
     (tmp_path / "result.json").write_text(json.dumps(elsewhere))
     assert run(small(), tmp_path)["confusion"] == done[2]["confusion"], "what is recorded is returned anywhere"
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]

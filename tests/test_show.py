@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from equipoise import methods
 from equipoise.cli import command
+from equipoise.settings import to_plain
+from equipoise.step import plan_for
 
 DIGITS = ("run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "4", "--steps", "2")
 
@@ -22,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("isolated")
 def recorded(tmp_path_factory):
     """Real runs: three seeds of Balanced, one of Standard and one of Meta."""
     folder = tmp_path_factory.mktemp("recorded")
-    cases = {f"balanced-{seed}": ["--loss", "balanced", "--seed", str(seed)] for seed in (0, 1, 2)}
-    cases |= {"standard": ["--loss", "standard"], "meta": ["--loss", "meta"]}
+    cases = {f"balanced-{seed}": ["--remedy", "balanced", "--seed", str(seed)] for seed in (0, 1, 2)}
+    cases |= {"standard": ["--remedy", "standard"], "meta": ["--remedy", "meta"]}
     for name, words in cases.items():
         words = [*DIGITS, "--memory", "5", *words, "--store", str(folder / "store"), "--out", str(folder / name)]
         assert command(words) == 0
@@ -41,11 +44,19 @@ def result(folder):
     return json.loads((Path(folder) / "result.json").read_text())
 
 
-def changed(folder, to, **settings):
-    """A copy of a run with other settings."""
+def changed(folder, to, settings):
+    """A copy of a run with other settings, by their flat names; those of the machine are not the run's."""
     shutil.copytree(folder, to)
     r = result(to)
-    r["run"].update(settings)
+    for name, value in settings.items():
+        *parts, last = name.split(".")
+        inside = r if parts[:1] == ["machine"] else r["run"]
+        for part in parts:
+            inside = inside.setdefault(part, {})
+        inside[last] = value
+    if "protocol.base" in settings:
+        p = r["run"]["protocol"]
+        r["class_order"] = [*range(p["base"] + p["steps"] * settings["protocol.steps"] // 2)]
     (to / "result.json").write_text(json.dumps(r))
     return to
 
@@ -116,7 +127,7 @@ def test_one_run_is_shown_step_by_step(capsys, runs, name):
 def test_seeds_become_mean_and_deviation(capsys, runs):
     folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
     title, rows = table(shown(capsys, *folders))
-    assert rows == [{"loss": "Balanced", "seeds": "3", **{k: over(folders, get) for k, get in MEASURED.items()}}]
+    assert rows == [{"remedy": "Balanced", "seeds": "3", **{k: over(folders, get) for k, get in MEASURED.items()}}]
     assert all(w in title for w in ("il-baseline", "digits", "classes 4 + 2 × 3", "memory 5", "epochs 1"))
 
 
@@ -124,7 +135,7 @@ def test_a_folder_stands_for_the_runs_in_it(capsys, runs):
     out = shown(capsys, runs)
     assert out == shown(capsys, *sorted(runs.iterdir()))
     _, rows = table(out)
-    assert [(row["loss"], row["seeds"]) for row in rows] == [("Balanced", "3"), ("Meta", "1"), ("Standard", "1")]
+    assert [(row["remedy"], row["seeds"]) for row in rows] == [("Balanced", "3"), ("Meta", "1"), ("Standard", "1")]
     for row, name in zip(rows[1:], ("meta", "standard")):
         assert {k: row[k] for k in MEASURED} == {k: f"{get(result(runs / name)):.2f}" for k, get in MEASURED.items()}
     folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
@@ -132,15 +143,15 @@ def test_a_folder_stands_for_the_runs_in_it(capsys, runs):
 
 
 def test_what_differs_has_a_column_and_what_does_not_is_in_the_title(capsys, runs):
-    other = changed(runs / "balanced-0", runs / "x", alpha=0.5, memory="total:99")
+    other = changed(runs / "balanced-0", runs / "x", {"method.remedy.alpha": 0.5, "protocol.memory": "total:99"})
     title, rows = table(shown(capsys, runs / "balanced-0", other))
-    assert [(row["loss"], row["memory"]) for row in rows] == [("Balanced", "5"), ("Balanced α 0.5", "total:99")]
+    assert [(row["remedy"], row["memory"]) for row in rows] == [("Balanced", "5"), ("Balanced α 0.5", "total:99")]
     assert "memory" not in title and "classes 4 + 2 × 3" in title
 
 
-@pytest.mark.parametrize("settings", [{"select": "random"}, {"T": 4.0}], ids=str)
+@pytest.mark.parametrize("settings", [{"protocol.select": "random"}, {"method.T": 4.0}], ids=str)
 def test_rows_of_different_settings_can_be_told_apart(capsys, runs, settings):
-    other = changed(runs / "balanced-0", runs / "x", **settings)
+    other = changed(runs / "balanced-0", runs / "x", settings)
     _, rows = table(shown(capsys, runs / "balanced-0", other))
     assert len(rows) == 2
     words = [{k: v for k, v in row.items() if k not in MEASURED} for row in rows]
@@ -148,13 +159,13 @@ def test_rows_of_different_settings_can_be_told_apart(capsys, runs, settings):
 
 
 def test_a_remedy_is_always_told(capsys, runs):
-    kind = {"mitigation": "memory-oversampling"}
-    one, two = (changed(runs / "standard", runs / f"more-{seed}", seed=seed, **kind) for seed in (0, 1))
-    assert "Standard, memory-oversampling, digits" in shown(capsys, one)
-    assert "mitigation memory-oversampling" in shown(capsys, one, two), "in the title"
+    kind = {"method.remedy": {"name": "memory-oversampling", "share": 0.2}}
+    one, two = (changed(runs / "standard", runs / f"more-{seed}", {"seed": seed, **kind}) for seed in (0, 1))
+    assert "il-baseline, Memory oversampling share 0.2, digits" in shown(capsys, one)
+    assert [row["remedy"] for row in table(shown(capsys, one, two))[1]] == ["Memory oversampling share 0.2"]
     text = shown(capsys, one, runs / "standard")
-    assert {row["mitigation"] for row in table(text)[1]} == {"none", "memory-oversampling"}
-    assert "mitigation" not in shown(capsys, runs / "standard", runs / "meta")
+    assert {row["remedy"] for row in table(text)[1]} == {"Standard", "Memory oversampling share 0.2"}
+    assert "share" not in table(text)[1][0], "it is told once"
 
 
 def test_a_run_that_is_named_twice_counts_once(capsys, runs):
@@ -166,58 +177,79 @@ def test_a_run_that_is_named_twice_counts_once(capsys, runs):
 
 
 def test_a_wide_table_keeps_each_number_on_one_line(capsys, runs):
-    changed(runs / "balanced-0", runs / "x", alpha=0.25, memory="total:2000", base=50, steps=10, increment=5)
+    more = {"method.remedy.alpha": 0.25, "protocol.memory": "total:2000", "protocol.base": 50, "protocol.steps": 10}
+    changed(runs / "balanced-0", runs / "x", more)
     folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
     out = shown(capsys, runs)
     assert over(folders, MEASURED["average"]) in out and "total:2000" in out and "50 + 10 × 5" in out
     several = {
-        "order": "natural",
-        "select": "random",
-        "T": 4.0,
-        "bias": False,
-        "pad": 3,
-        "mitigation": "loss-rescaling",
+        "protocol.order": "natural",
+        "protocol.select": "random",
+        "data.brightness": 0.25,
+        "method.T": 4.0,
+        "method.bias": False,
+        "method.remedy": {"name": "loss-rescaling"},
+        "class_names": "of some length",
+        "another_setting": "as long as this",
     }
-    changed(runs / "balanced-0", runs / "y", **several, class_names="of some length", another_setting="as long as this")
+    changed(runs / "balanced-0", runs / "y", several)
     out = shown(capsys, runs)
     assert "…" not in out and over(folders, MEASURED["average"]) in out and max(map(len, out.splitlines())) > 160
 
 
+def of_method(runs, name, to, **settings):
+    """A copy of a run as if done by another method, with that one's own settings and recipe."""
+    method = methods.named(name)()
+    own = {"method": to_plain(method), "recipe": to_plain(method.recipe(plan_for((3, 32, 32))))}
+    return changed(runs / "standard", runs / to, {**own, "data.name": "cifar100", **settings})
+
+
 def test_a_recipe_of_its_own_is_no_difference_between_methods(capsys, runs):
-    usual = result(runs / "balanced-0")["run"]["recipe"]
-    other = changed(runs / "balanced-0", runs / "x", method="lucir", imprint=True, recipe={**usual, "decay": 0.2})
-    _, rows = table(shown(capsys, runs / "balanced-0", other))
+    one, other = (of_method(runs, name, name) for name in ("il-baseline", "lucir"))
+    assert result(one)["run"]["recipe"]["weight_decay"] != result(other)["run"]["recipe"]["weight_decay"]
+    _, rows = table(shown(capsys, one, other))
     assert [row["method"] for row in rows] == ["il-baseline", "lucir"]
-    assert not {"decay", "imprint"} & rows[0].keys()
-    third = changed(other, runs / "y", imprint=False, recipe={**usual, "decay": 0.3})
-    _, rows = table(shown(capsys, runs / "balanced-0", other, third))
-    assert [(row["decay"], row["imprint"]) for row in rows] == [("0.1", "–"), ("0.2", "True"), ("0.3", "False")]
+    assert rows[0].keys() == {"method", "remedy", "epochs", "seeds", *MEASURED}
+    third = of_method(runs, "lucir", "y", **{"method.imprint": False, "recipe.decay": 0.3})
+    _, rows = table(shown(capsys, one, other, third))
+    assert [(row["decay"], row["imprint"]) for row in rows] == [("0.1", "–"), ("0.1", "True"), ("0.3", "False")]
+    assert not {"milestones", "weight decay", "K"} & rows[0].keys()
 
 
-def test_a_setting_that_records_leave_out_has_its_value_beside_another(capsys, runs):
-    usual = result(runs / "balanced-0")["run"]["recipe"]
-    assert "last" not in usual
-    other = changed(runs / "balanced-0", runs / "x", recipe={**usual, "last": "short"})
-    _, rows = table(shown(capsys, runs / "balanced-0", other))
-    assert [row["last"] for row in rows] == ["joined", "short"]
-    third = changed(runs / "balanced-0", runs / "y", method="podnet")
-    _, rows = table(shown(capsys, other, third))
+def test_a_setting_of_one_run_has_its_value_beside_another(capsys, runs):
+    one, short = of_method(runs, "il-baseline", "w"), of_method(runs, "il-baseline", "x", **{"recipe.last": "short"})
+    assert [row["last"] for row in table(shown(capsys, one, short))[1]] == ["joined", "short"]
+    third = of_method(runs, "podnet", "y")
+    _, rows = table(shown(capsys, short, third))
     assert [(row["method"], row["last"]) for row in rows] == [("il-baseline", "short"), ("podnet", "joined")]
-    _, rows = table(shown(capsys, third, changed(third, runs / "z", spatial="paper")))
+    _, rows = table(shown(capsys, third, changed(third, runs / "z", {"method.spatial": "paper"})))
     assert [row["spatial"] for row in rows] == ["code", "paper"]
 
 
 @pytest.mark.parametrize(
-    "settings", [{"order": "0"}, {"precision": "bf16"}, {"select": "random"}, {"mitigation": "loss-rescaling"}], ids=str
+    ("name", "value"),
+    [("protocol.order", "0"), ("machine.precision", "bf16"), ("protocol.select", "random"), ("data.brightness", 0.25)],
 )
-def test_a_protocol_of_its_own_is_one(capsys, runs, settings):
-    other = changed(runs / "balanced-0", runs / "x", method="lucir", **settings)
-    _, rows = table(shown(capsys, runs / "balanced-0", other))
-    ((name, value),) = settings.items()
-    assert rows[0][name] != rows[1][name] == value
-    usual = result(runs / "balanced-0")["run"]["recipe"]
-    third = changed(runs / "balanced-0", runs / "y", method="lucir", recipe={**usual, "batch": 64})
-    assert table(shown(capsys, runs / "balanced-0", third))[1][1]["batch"] == "64"
+def test_a_protocol_of_its_own_is_one(capsys, runs, name, value):
+    one, other = of_method(runs, "il-baseline", "x"), of_method(runs, "lucir", "y", **{name: value})
+    _, rows = table(shown(capsys, one, other))
+    short = name.partition(".")[2]
+    assert rows[0][short] != rows[1][short] == str(value)
+    third = of_method(runs, "lucir", "z", **{"recipe.batch": 64})
+    assert [row["batch"] for row in table(shown(capsys, one, third))[1]] == ["128", "64"]
+
+
+def test_a_method_that_is_not_installed_is_shown_by_its_own_names(capsys, runs):
+    own = {"method": {"name": "mine", "strength": 3, "remedy": {"name": "own-kind", "x": 1}}}
+    one = changed(runs / "balanced-0", runs / "x", own)
+    other = changed(one, runs / "y", {"method.strength": 4})
+    assert table(shown(capsys, one))[0].startswith("mine, Own kind, digits")
+    _, rows = table(shown(capsys, one, other, runs / "balanced-0"))
+    assert [(row["method"], row["remedy"], row["strength"]) for row in rows] == [
+        ("mine", "Own kind", "3"),
+        ("mine", "Own kind", "4"),
+        ("il-baseline", "Balanced", "–"),
+    ]
 
 
 # Bad input --------------------------------------------------------------------------------------------------
@@ -257,8 +289,8 @@ def test_a_corrupt_result_is_named(capsys, runs, text):
         {"steps": [{"top1": 5}]},
         {"forgetting": "x"},
         {"alpha": ["x"]},
-        {"hardware": None},
-        {"versions": None},
+        {"machine": None},
+        {"run": {"method": {}}},
         {"final": {"top1": "a", "base": 1, "new": 2}},
     ],
     ids=str,
@@ -279,21 +311,21 @@ def test_a_seed_that_was_recorded_twice_counts_once(capsys, runs):
 def test_kernels_of_a_gpu_are_told_apart(capsys, runs):
     for name, engine in (("balanced-0", "fused"), ("balanced-1", "fused"), ("balanced-2", "eager")):
         r = result(runs / name)
-        r["run"]["device"], r["hardware"]["engine"] = "cuda", engine
+        r["machine"] |= {"device": "cuda", "engine": engine}
         (runs / name / "result.json").write_text(json.dumps(r))
     three = [runs / f"balanced-{k}" for k in range(3)]
     rows = table(shown(capsys, *three))[1]
     assert [(row["engine"], row["seeds"]) for row in rows] == [("fused", "2"), ("eager", "1")]
     for folder in (three[0], three[2]):  # where all was reused, no kernels are known
         r = result(folder)
-        r["hardware"]["engine"] = None
+        r["machine"]["engine"] = None
         (folder / "result.json").write_text(json.dumps(r))
     assert "engine" not in (said := shown(capsys, runs)) and "3" in said
     assert [row["seeds"] for row in table(said)[1]] == ["3", "1", "1"]
 
 
 def test_more_settings_than_a_picture_has_room_for(capsys, runs):
-    many = [changed(runs / "standard", runs / f"lr-{k}", lr=0.1 + k) for k in range(25)]
+    many = [changed(runs / "standard", runs / f"lr-{k}", {"recipe.lr": 0.1 + k}) for k in range(25)]
     assert command(["show", *map(str, many), "--figures", "some"]) == 2
     assert "at most 24 settings, and these are 25: name fewer folders" in capsys.readouterr().err
 
@@ -345,7 +377,7 @@ def test_pictures_of_several_runs(capsys, runs):
 def test_pictures_show_the_numbers(capsys, runs):
     shown(capsys, runs / "standard", "--figures", "one")
     shown(capsys, runs / "standard", "--figures", "again")
-    other = changed(runs / "standard", runs / "x")
+    other = changed(runs / "standard", runs / "x", {})
     r = result(other)
     for step in r["steps"]:
         step["top1"] = 100 - step["top1"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,21 @@ import torch
 from sklearn.covariance import OAS
 from torch import Tensor
 
-from equipoise import Balanced, Learner, Meta, Recipe, Relaxed, Standard, UsageError
+from equipoise import Balanced, ClassOversampling, Learner, LossRescaling, Meta, Recipe, Relaxed, UsageError
 from equipoise.cli import command
 from equipoise.data.images import Images, class_sums
-from equipoise.method import Method, Out, Step
+from equipoise.method import Method
 from equipoise.methods.bounds import FineTuning, Joint
 from equipoise.methods.il_baseline import ILBaseline
 from equipoise.methods.lucir import LUCIR
 from equipoise.methods.ncm import NCM
 from equipoise.methods.podnet import PODNet
 from equipoise.methods.slda import SLDA
-from equipoise.runs.run import Run, prepare, run
+from equipoise.nets import Out
+from equipoise.runs.plan import prepare
+from equipoise.runs.run import run
+from equipoise.runs.settings import Data, Machine, Protocol, Run
+from equipoise.step import Finetune, Learned, Step
 
 D = 6
 
@@ -36,18 +39,28 @@ def stream(classes: list[int], count: int, seed: int) -> tuple[Tensor, Tensor]:
     return centres[y] + torch.randn(count, D, generator=gen, dtype=torch.float64), y
 
 
-def noted(method: Method, *steps: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def noted(method: Method, *steps: tuple[Tensor, Tensor]) -> Learned:
     """What `after` keeps, after so many steps."""
     state: dict[str, Tensor] = {}
-    n_old, sizes = 0, ()
+    n_old, sizes, none = 0, (), torch.zeros(0, dtype=torch.long)
     for t, (h, y) in enumerate(steps):
         now = int(y.max()) + 1
         sizes = (*sizes, now - n_old)
-        n = torch.bincount(y, minlength=now).float()
-        none: Any = None
-        method.after(Step(t, n_old, sizes, n, n, Images(torch.zeros(len(y), 1), y), None, none, None, state), h)
+        n, everything = torch.bincount(y, minlength=now).float(), torch.arange(len(y))
+        net: Any = object()
+
+        def embed(of: Any, where: Tensor, view: Any = None, net: Any = net, h: Tensor = h) -> Tensor:
+            assert of is net and view is None
+            return h[where]
+
+        method.after(
+            Step(
+                t, sizes, (1, 8, 8), n=n, lam=n, images=Images(torch.zeros(len(y), 1), y), data=everything,
+                memory=none, held=none, where=everything, net=net, teacher=None, state=state, embed=embed,
+            )
+        )  # fmt: skip
         n_old = now
-    return state
+    return Learned(sizes, state)
 
 
 STEPS = (stream([0, 1, 2], 60, 1), stream([3, 4], 30, 2), stream([5], 7, 3))
@@ -65,9 +78,9 @@ def test_features_are_added_up_class_by_class() -> None:
 
 
 def test_ncm_is_the_nearest_mean_of_directions() -> None:
-    state = noted(NCM(), *STEPS)
+    known = noted(NCM(), *STEPS)
     x, _ = stream([0, 1, 2, 3, 4, 5], 40, 4)
-    scores = NCM().scores(out_of(x.float()), state)
+    scores = NCM().scores(out_of(x.float()), known)
     assert scores.shape == (40, 6)
     for k in range(6):
         own = [h / np.linalg.norm(h) for hs, ys in STEPS for h, y in zip(hs.numpy(), ys.tolist()) if y == k]
@@ -79,10 +92,11 @@ def test_ncm_is_the_nearest_mean_of_directions() -> None:
 
 def test_ncm_without_unit_length_is_the_nearest_mean() -> None:
     method = NCM(unit_length=False)
-    state = noted(method, *STEPS)
+    known = noted(method, *STEPS)
+    state = known.state
     x, _ = stream([0, 1, 2, 3, 4, 5], 40, 4)
     x = x * torch.linspace(0.2, 3, 40, dtype=torch.float64)[:, None]  # lengths that count
-    scores = method.scores(out_of(x), state)
+    scores = method.scores(out_of(x), known)
     assert state["means"].dtype == torch.float64 and scores.dtype == torch.float32 and scores.shape == (40, 6)
     for k in range(6):
         mean = np.mean([h for hs, ys in STEPS for h, y in zip(hs.numpy(), ys.tolist()) if y == k], 0)
@@ -98,7 +112,7 @@ def test_the_command_asks_for_either_ncm_and_shares_the_base_step() -> None:
     words = ["run", "ncm", "--dataset", "digits", "--epochs", "2", "--steps", "1"]
     assert command([*words, "--out", "usual"]) == 0 and command([*words, "--no-unit-length", "--out", "plain"]) == 0
     usual, plain = (json.loads(Path(name, "result.json").read_text()) for name in ("usual", "plain"))
-    assert "unit_length" not in usual["run"] and plain["run"]["unit_length"] is False
+    assert usual["run"]["method"]["unit_length"] is True and plain["run"]["method"]["unit_length"] is False
     assert plain["reused"]["steps"] == [0] and plain["confusion"] != usual["confusion"]
     loaded = Learner.load("plain/model")
     assert loaded.method == NCM(unit_length=False) and loaded.state_.extra["means"].dtype == torch.float64
@@ -118,7 +132,8 @@ def test_slda_is_the_stream_image_by_image() -> None:
             means[k] = means[k] + far / (counts.setdefault(k, 0) + 1)
             counts[k] += 1
             seen += 1
-    state = noted(SLDA(), *STEPS)
+    known = noted(SLDA(), *STEPS)
+    state = known.state
     np.testing.assert_allclose(state["sigma"], sigma, rtol=1e-10)
     np.testing.assert_allclose(state["means"], np.stack([means[k] for k in range(6)]), rtol=1e-10)
     assert state["seen"].item() == seen
@@ -126,7 +141,7 @@ def test_slda_is_the_stream_image_by_image() -> None:
     x, _ = stream([0, 1, 2, 3, 4, 5], 40, 4)
     inverse = np.linalg.pinv((1 - 1e-4) * sigma + 1e-4 * np.eye(D))
     expected = [[h @ inverse @ means[k] - means[k] @ inverse @ means[k] / 2 for k in range(6)] for h in x.numpy()]
-    np.testing.assert_allclose(SLDA().scores(out_of(x), state), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(SLDA().scores(out_of(x), known), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", [NCM(), SLDA()], ids=lambda m: m.name)
@@ -150,14 +165,18 @@ def test_the_net_rests_after_the_base_step_and_knows_only_classes_it_has_seen(me
 
 def test_before_anything_is_noted_the_logits_count() -> None:
     out = Out(torch.randn(4, 2), torch.randn(4, D), [], {})
-    assert NCM().scores(out, {}) is out.z and SLDA().scores(out, {}) is out.z
+    nothing = Learned((2,), {})
+    assert NCM().scores(out, nothing) is out.z and SLDA().scores(out, nothing) is out.z
 
 
 # What methods share of the base step ------------------------------------------------------------------------
 
 
 def base_key(method: Method) -> str:
-    return prepare(Run(method, dataset="digits", device="cpu", recipe=Recipe(epochs=1), memory="all")).keys()[0]
+    one = Run(method, Data("digits"), Protocol(memory="all"), Recipe(epochs=1))
+    key = prepare(one, Machine("cpu")).step_keys()[0]
+    assert key is not None
+    return key
 
 
 def test_one_base_step_serves_all_that_begin_alike() -> None:
@@ -165,11 +184,11 @@ def test_one_base_step_serves_all_that_begin_alike() -> None:
         ILBaseline(),
         ILBaseline(Balanced(0.5)),
         ILBaseline(Meta(), T=3.0),
-        ILBaseline(mitigation="loss-rescaling"),
+        ILBaseline(LossRescaling()),
     ]
     alike += [NCM(), SLDA(), FineTuning(Relaxed()), Joint()]
     assert len({base_key(m) for m in alike}) == 1
-    cosines = [LUCIR(), LUCIR(Balanced(), K=1, m=0.1, ratio="paper"), LUCIR(finetune=True, lambda_base=1.0)]
+    cosines = [LUCIR(), LUCIR(Balanced(), K=1, m=0.1, ratio="paper"), LUCIR(finetune=Finetune(20), lambda_base=1.0)]
     assert len({base_key(m) for m in cosines}) == 1
 
 
@@ -177,7 +196,7 @@ def test_podnets_own_loss_begins_differently() -> None:
     """NCA is another loss than the cross-entropy in the base step too."""
     own, replaced = base_key(PODNet()), base_key(PODNet(Balanced()))
     assert len({own, replaced, base_key(ILBaseline()), base_key(LUCIR()), base_key(PODNet(nca="paper"))}) == 5
-    assert base_key(PODNet(finetune=False, lambda_c=1.0)) == own
+    assert base_key(PODNet(finetune=Finetune(0), lambda_c=1.0)) == own
     assert base_key(PODNet(Relaxed())) == base_key(PODNet(Meta())) == replaced
 
 
@@ -199,9 +218,9 @@ def test_a_shared_base_step_is_the_same_step() -> None:
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="shrinkage"):
         SLDA(shrinkage=0)
-    with pytest.raises(UsageError, match="does not go with ncm"):
-        Learner(NCM(Standard(), mitigation="class-oversampling"), memory=5)
-    assert replace(NCM(), loss=Balanced()).at_base() == ILBaseline()
+    with pytest.raises(UsageError, match="remedy class-oversampling does not go with ncm, which takes standard or"):
+        Learner(NCM(ClassOversampling()), memory=5)
+    assert NCM().with_remedy(Balanced()).at_base() == ILBaseline()
 
 
 def test_joint_training_begins_anew_on_everything() -> None:
@@ -218,9 +237,9 @@ def test_joint_training_begins_anew_on_everything() -> None:
     assert first is not None and net is not None and learner.exemplars_ is not None
     assert len(learner.exemplars_.y) == 120 and torch.equal(net.mean, first.mean)
     assert (learner.predict(x) == y.numpy()).mean() > 0.95
-    with pytest.raises(UsageError, match="use memory all"):
+    with pytest.raises(UsageError, match="joint needs all images, and here the memory keeps 20: raise --memory"):
         Learner(Joint(), memory=20)
-    with pytest.raises(UsageError, match="nothing to balance"):
+    with pytest.raises(UsageError, match="all images of all classes are balanced"):
         Learner(Joint(Balanced()), memory="all")
 
 
@@ -237,8 +256,8 @@ def test_what_a_method_notes_is_saved_in_the_middle_of_a_step(tmp_path: Any) -> 
     class Counting(FineTuning):
         name = "counting"
 
-        def after(self, s: Step, h: Tensor) -> None:
-            s.state["count"] = s.state.get("count", torch.zeros(())) + len(h)
+        def after(self, s: Step) -> None:
+            s.state["count"] = s.state.get("count", torch.zeros(())) + len(s.embed(s.net, s.data))
 
     gen = torch.Generator().manual_seed(3)
     x, y = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8, generator=gen), torch.arange(40) % 4
@@ -248,14 +267,20 @@ def test_what_a_method_notes_is_saved_in_the_middle_of_a_step(tmp_path: Any) -> 
     assert learner.state_.extra["count"].item() == 40
 
 
-def test_the_record_says_how_the_classifier_was_refitted(tmp_path: Any) -> None:
-    quick = {"dataset": "digits", "device": "cpu", "recipe": Recipe(epochs=1), "steps": 1, "memory": "2"}
-    asked = [
-        Run(PODNet(), **quick),
-        Run(PODNet(Balanced()), **quick),
-        *(Run(PODNet(), **{**quick, "memory": m}) for m in ("0", "total:5")),
-    ]
-    refits = [run(one, tmp_path / str(k))["refit"] for k, one in enumerate(asked)]
-    assert refits[1:] == [None] * 3, "without memory, or with less than an image of each class, there is none"
-    assert refits[0]["recipe"]["epochs"] == 20 and refits[0]["recipe"]["lr"] == 0.05
-    assert (refits[0]["statistics"], refits[0]["taught"]) == ("move", True)
+def test_the_record_says_how_the_classifier_was_finetuned(tmp_path: Any) -> None:
+    def stages(method: Method, memory: str, base: int | None = None) -> list[dict[str, Any]]:
+        one = Run(method, Data("digits"), Protocol(base, 1, memory=memory), Recipe(epochs=1))
+        return run(one, tmp_path / f"{method.remedy.name}-{memory}", Machine("cpu"))["resolved"]["stages"]
+
+    first, later = stages(PODNet(), "2")
+    assert first["from"] == 0 and first["stages"][0]["name"] == "train" and first["stages"][1:] == ["choose"]
+    assert later["from"] == 1 and later["stages"][:2] == first["stages"]
+    (refit,) = later["stages"][2:]
+    assert (refit["name"], refit["images"], refit["batch_norm"], refit["teacher"]) == (
+        "refit", "memory", "train", "previous",
+    )  # fmt: skip
+    assert (refit["recipe"]["epochs"], refit["recipe"]["lr"], refit["recipe"]["clamp"]) == (20, 0.05, 5.0)
+    assert refit["groups"][0]["names"] == ["head.weight", "head.bias", "head.old", "head.new"]
+    for method, memory in ((PODNet(Balanced()), "2"), (PODNet(), "0"), (PODNet(), "total:5")):
+        (alone,) = stages(method, memory)
+        assert alone["from"] == 0 and len(alone["stages"]) == 2, "nothing to fine-tune on, or no need to"

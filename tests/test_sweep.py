@@ -23,35 +23,42 @@ from typing import Any
 
 import pytest
 
-import equipoise.runs.run
+import equipoise.runs.plan
 import equipoise.runs.workers
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import command
-from equipoise.cli.words import every_choice, run_lines, taken
+from equipoise.cli.words import expand_lists, pop_flag, read_runs
 from equipoise.runs.folder import claim_run_folder
+from equipoise.runs.mps import PRIORITY
 from equipoise.runs.progress import Watch
-from equipoise.runs.queue import Job, critical, map
-from equipoise.runs.run import Run, run
-from equipoise.runs.shared_steps import Store
-from equipoise.runs.workers import PRIORITY, Local, ended, gpu_for, in_base_step, next_of, usual_workers
+from equipoise.runs.queue import Job, find_critical, map
+from equipoise.runs.run import run
+from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
+from equipoise.runs.shared_steps import SharedSteps
+from equipoise.runs.worker import conclude_try, gpu_for
+from equipoise.runs.workers import Local, default_workers, in_base_step, next_job
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
+CPU = Machine("cpu")
 
 
-def asked(loss: Any = None, **more: Any) -> Run:
-    settings = {"base": 6, "steps": 2, "memory": "4", "recipe": QUICK, "device": "cpu"} | more
-    return Run(ILBaseline(loss or Standard()), dataset="digits", **settings)
+def small(remedy: Any = None, recipe: Recipe = QUICK, seed: int = 0) -> Run:
+    return Run(ILBaseline(remedy or Standard()), Data("digits"), Protocol(6, 2, memory="4"), recipe, seed)
+
+
+def job_of(run: Run, folder: Path, *more: Any, machine: Machine = CPU, **others: Any) -> Job:
+    return Job(run, machine, folder, *more, **others)
 
 
 def plain(result: dict[str, Any]) -> dict[str, Any]:
     """A result without what depends on when and where it was computed."""
     steps = [{k: v for k, v in s.items() if not k.endswith("seconds")} for s in result["steps"]]
-    left_out = ("seconds", "reused", "hardware", "versions", "steps")
+    left_out = ("seconds", "reused", "machine", "versions", "steps")
     return {k: v for k, v in result.items() if k not in left_out} | {"steps": steps}
 
 
 def hold(folder: str, key: str, ready: Any) -> None:
-    with Store(Path(folder)).claim(key):
+    with SharedSteps(Path(folder)).claim(key):
         ready.set()
         time.sleep(60)
 
@@ -68,31 +75,31 @@ def test_a_claim_keeps_others_waiting_until_its_holder_is_gone(tmp_path: Path) -
         waited.append(time.monotonic())
         holder.kill()  # a process that dies gives its claim up
 
-    with Store(tmp_path).claim("ab" * 16, on_wait):
+    with SharedSteps(tmp_path).claim("ab" * 16, on_wait):
         assert len(waited) == 1
-    with Store(tmp_path).claim("cd" * 16, on_wait):
+    with SharedSteps(tmp_path).claim("cd" * 16, on_wait):
         assert len(waited) == 1  # another step is free
     holder.join()
 
 
 def test_a_queue_gives_what_single_runs_give(tmp_path: Path) -> None:
-    runs = [asked(Standard()), asked(Balanced()), asked(Meta())]
-    jobs = [Job(one, tmp_path / str(i)) for i, one in enumerate(runs)]
+    runs = [small(Standard()), small(Balanced()), small(Meta())]
+    jobs = [job_of(one, tmp_path / str(i)) for i, one in enumerate(runs)]
     told: list[int] = []
-    map(run, jobs, Local(workers=2, store=tmp_path / "store"), lambda busy: told.append(len(busy)))
+    map(run, jobs, Local(workers=2, options=Options(store=tmp_path / "store")), lambda busy: told.append(len(busy)))
     assert [job.failure for job in jobs] == [None] * 3
     assert max(told) == 2 and told[-1] == 0
     for i, (one, job) in enumerate(zip(runs, jobs)):
         assert job.result is not None
-        assert plain(job.result) == plain(run(one, tmp_path / f"alone-{i}"))
+        assert plain(job.result) == plain(run(one, tmp_path / f"alone-{i}", CPU))
     # One base step for all three: computed by one of them, waited for or found by the others.
     reused = [job.result["reused"] for job in jobs if job.result]
     assert sorted(r is None for r in reused) == [False, False, True]
 
 
 def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -> None:
-    bad = asked(recipe=Recipe(epochs=2, lr=1e9, batch=32))
-    jobs = [Job(bad, tmp_path / "bad"), Job(asked(), tmp_path / "good")]
+    bad = small(recipe=Recipe(epochs=2, lr=1e9, batch=32))
+    jobs = [job_of(bad, tmp_path / "bad"), job_of(small(), tmp_path / "good")]
     map(run, jobs, Local(workers=1))
     assert jobs[0].result is None and "diverged" in (jobs[0].failure or "") and jobs[0].tries == 1
     assert jobs[1].result is not None and jobs[1].failure is None
@@ -101,7 +108,7 @@ def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -
 def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = ["good", "file", "file/below", "full", "closed"]
     (tmp_path / "file").touch()
-    jobs = [Job(asked(), tmp_path / name) for name in reversed(places)]
+    jobs = [job_of(small(), tmp_path / name) for name in reversed(places)]
     make, look = Path.mkdir, Path.is_file
 
     def mkdir(path: Path, *words: Any, **more: Any) -> None:
@@ -122,11 +129,11 @@ def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch
     assert (closed.failure or "").startswith(f"no permission to use {tmp_path / 'closed'}")
     assert (full.failure or "").startswith(f"no space left for {tmp_path / 'full'}")
     assert (below.failure or "").startswith(f"{tmp_path / 'file' / 'below'} cannot be used (not a directory)")
-    assert (file.failure or "").startswith(f"{tmp_path / 'file'} is a file, not a folder")
+    assert (file.failure or "").startswith(f"{tmp_path / 'file'} is a file, not a folder: name")
 
 
 def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
-    job = Job(asked(recipe=Recipe(epochs=12, lr=0.05, batch=32)), tmp_path / "a")
+    job = job_of(small(recipe=Recipe(epochs=12, lr=0.05, batch=32)), tmp_path / "a")
     killed: list[int] = []
 
     def kill(busy: Any) -> None:
@@ -140,7 +147,7 @@ def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
     map(run, [job], Local(workers=1), kill)
     assert killed and job.tries == 1 and job.failure is None, "what it did before was not in vain"
     assert job.result is not None
-    assert plain(job.result) == plain(run(job.run, tmp_path / "straight"))
+    assert plain(job.result) == plain(run(job.run, tmp_path / "straight", CPU))
 
 
 def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
@@ -184,6 +191,14 @@ def long_queue(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+def last_words(queue: subprocess.Popen[str]) -> str:
+    """What it said until it ended; it is not left behind if it does not."""
+    try:
+        return queue.communicate(timeout=60)[1]
+    finally:
+        queue.kill()
+
+
 def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
     queue = long_queue(tmp_path)
     deadline = time.monotonic() + 90
@@ -191,7 +206,7 @@ def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
         assert time.monotonic() < deadline and queue.poll() is None
         time.sleep(0.05)
     os.killpg(queue.pid, signal.SIGINT)
-    _, said = queue.communicate(timeout=60)
+    said = last_words(queue)
     assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
     assert len(list(tmp_path.glob("runs/*/checkpoint/learner.json"))) == 2
 
@@ -208,7 +223,7 @@ def test_ctrl_c_while_workers_start_ends_them_without_a_word(all_hear: bool, tmp
         os.killpg(queue.pid, signal.SIGINT)
     else:  # who hears it then hands it on
         queue.send_signal(signal.SIGINT)
-    _, said = queue.communicate(timeout=60)
+    said = last_words(queue)
     assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
     assert not list(tmp_path.glob("runs/*/metrics.jsonl")), "it was early enough"
     assert ["KeyboardInterrupt" in p.read_text() for p in tmp_path.glob("runs/*/log.txt")] == [True, True]
@@ -226,16 +241,16 @@ def at_work(folder: Path) -> Iterator[None]:
 def test_a_run_that_another_is_at_work_at_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done, taken_up, raced, free = jobs = [Job(asked(), tmp_path / name) for name in "abcd"]
+    done, taken_up, raced, free = jobs = [job_of(small(), tmp_path / name) for name in "abcd"]
     looks: Counter[Path] = Counter()
-    look = equipoise.runs.workers.held
+    look = equipoise.runs.workers.is_locked
 
     def held(folder: Path) -> bool:
         looks[folder] += 1
         # The other one comes between the first look and the worker.
         return look(folder) and not (folder == raced.folder and looks[folder] == 1)
 
-    monkeypatch.setattr("equipoise.runs.workers.held", held)
+    monkeypatch.setattr("equipoise.runs.workers.is_locked", held)
     with contextlib.ExitStack() as stack:
         others = {job.folder: stack.enter_context(contextlib.ExitStack()) for job in (done, taken_up, raced)}
         for folder, other in others.items():
@@ -261,8 +276,8 @@ def test_a_run_that_another_is_at_work_at_is_waited_for(
 
 
 def test_two_queues_over_the_same_runs_end_with_all_results(tmp_path: Path) -> None:
-    queues = [[Job(asked(seed=seed), tmp_path / str(seed), str(seed)) for seed in (0, 1)] for _ in range(2)]
-    on = Local(workers=1, store=tmp_path / "store")
+    queues = [[job_of(small(seed=seed), tmp_path / str(seed), str(seed)) for seed in (0, 1)] for _ in range(2)]
+    on = Local(workers=1, options=Options(store=tmp_path / "store"))
     threads = [threading.Thread(target=map, args=(run, jobs, on)) for jobs in queues]
     for thread in threads:
         thread.start()
@@ -278,10 +293,10 @@ def test_two_queues_over_the_same_runs_end_with_all_results(tmp_path: Path) -> N
 def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "result.json").write_text("{")
-    broken = Job(asked(), tmp_path / "a")
-    killed = Job(asked(), tmp_path / "b", tries=9)
-    assert ended(killed, -9) and killed.failure == "killed by signal 9"
-    good = Job(asked(), tmp_path / "c")
+    broken = job_of(small(), tmp_path / "a")
+    killed = job_of(small(), tmp_path / "b", tries=9)
+    assert conclude_try(killed, -9) and killed.failure == "killed by signal 9"
+    good = job_of(small(), tmp_path / "c")
     map(run, [broken, good], Local(workers=1))
     assert "result.json is corrupt" in (broken.failure or "") and good.result is not None
 
@@ -294,11 +309,11 @@ def test_a_worker_that_sees_no_gpu_does_not_train_on_the_cpu_instead(
     monkeypatch.setattr("torch.cuda.is_available", lambda: here == "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers look for themselves, and see none
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    monkeypatch.setattr("equipoise.runs.workers.PAUSE", 0.01)
-    job = Job(asked(device="auto"), tmp_path / "a")
+    monkeypatch.setattr("equipoise.runs.worker.PAUSE", 0.01)
+    job = job_of(small(), tmp_path / "a", machine=Machine())
     map(run, [job], Local(workers=1))
     if here == "cpu":
-        assert job.failure is None and job.result is not None and job.result["hardware"]["device"] == "cpu"
+        assert job.failure is None and job.result is not None and job.result["machine"]["device"] == "cpu"
     else:
         assert (job.failure or "").startswith("device cuda is not there") and job.tries == 3
         assert not (tmp_path / "a" / "metrics.jsonl").exists()
@@ -306,13 +321,13 @@ def test_a_worker_that_sees_no_gpu_does_not_train_on_the_cpu_instead(
 
 def test_only_tries_in_vain_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a shared GPU, the fault of one run ends its neighbours too; these go on as long as they get further."""
-    job = Job(asked(), tmp_path)
+    job = job_of(small(), tmp_path)
 
     def dies_at(step: int, epoch: int) -> bool:
-        line = {"step": step, "epoch": epoch, "epochs": 9, "images_per_second": 1.0}
+        line = {"step": step, "epoch": epoch, "done": epoch / 9, "images_per_second": 1.0}
         (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         job.tries += 1  # as `started` does
-        return ended(job, 1)
+        return conclude_try(job, 1)
 
     assert not any(dies_at(0, epoch) for epoch in range(1, 9)) and job.tries == 0
     assert not dies_at(1, 1), "a later step is further, though its epochs count anew"
@@ -322,7 +337,7 @@ def test_only_tries_in_vain_are_counted(tmp_path: Path, monkeypatch: pytest.Monk
     assert dies_at(1, 1) and job.failure == "the process ended with code 1"
 
 
-def dying(run: Run, out: Path, **more: Any) -> None:
+def dying(run: Run, out: Path, *more: Any) -> None:
     """In place of a run: note that it was begun, and the first time end by a fault."""
     with (out.parent / "begun").open("a") as f:
         f.write(out.name)
@@ -335,24 +350,25 @@ def test_a_run_that_dies_is_taken_up_again_before_others_are_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Least of all one that would compute the base step anew that it was at; what was there before is no progress."""
-    monkeypatch.setattr("equipoise.runs.workers.PAUSE", 0.5)
-    jobs = [Job(asked(), tmp_path / name, "x") for name in "ab"]
-    old = {"step": 0, "epoch": 3, "epochs": 9, "images_per_second": 1.0}
+    monkeypatch.setattr("equipoise.runs.worker.PAUSE", 0.5)
+    jobs = [job_of(small(), tmp_path / name, "x") for name in "ab"]
+    old = {"step": 0, "epoch": 3, "done": 0.3, "images_per_second": 1.0}
+    (tmp_path / "a").mkdir()
     claim_run_folder(tmp_path / "a")
     (tmp_path / "a" / "metrics.jsonl").write_text(json.dumps(old) + "\n")
-    map(dying, jobs, Local(workers=1, store=tmp_path / "store"))  # type: ignore[arg-type]
+    map(dying, jobs, Local(workers=1, options=Options(store=tmp_path / "store")))  # type: ignore[arg-type]
     assert (tmp_path / "begun").read_text() == "aabb"
     assert jobs[0].tries == 2, "the first one was in vain"
 
 
-def warning(run: Run, out: Path, **more: Any) -> None:
+def warning(run: Run, out: Path, *more: Any) -> None:
     """In place of a run: warn of the same as all others, and of something of its own."""
     logging.getLogger("equipoise").warning("training cannot be fused here, and is slower")
     logging.getLogger("equipoise").warning("a word of %s", out.name)
 
 
 def test_what_workers_warn_of_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    map(warning, [Job(asked(), tmp_path / name) for name in "ab"], Local(workers=1))  # type: ignore[arg-type]
+    map(warning, [job_of(small(), tmp_path / name) for name in "ab"], Local(workers=1))  # type: ignore[arg-type]
     assert caplog.text.count("training cannot be fused here") == 1
     assert "a: a word of a" in caplog.text and "b: a word of b" in caplog.text
     assert "cannot be fused" in (tmp_path / "b" / "log.txt").read_text()
@@ -371,7 +387,7 @@ class FailingGPU(ILBaseline):
     error: str = "OutOfMemoryError"
     words: str = ""
 
-    def objective(self, s, y, out, ref):
+    def objective(self, s, b):
         raise getattr(torch, self.error)(self.words)
 """
 
@@ -379,13 +395,12 @@ class FailingGPU(ILBaseline):
 def test_what_a_gpu_says_is_put_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_gpu.py").write_text(FAILING)
     monkeypatch.syspath_prepend(tmp_path)  # workers have it too
-    monkeypatch.setattr("equipoise.runs.workers.TRIES", 1)
+    monkeypatch.setattr("equipoise.runs.worker.TRIES", 1)
     method = importlib.import_module("failing_gpu").FailingGPU
     full = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free.\nAnd more."
     lost = "CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later."
     methods = [method(error="OutOfMemoryError", words=full), method(error="AcceleratorError", words=lost)]
-    settings: dict[str, Any] = {"dataset": "digits", "recipe": QUICK, "device": "cpu"}
-    jobs = [Job(Run(one, **settings), tmp_path / str(i)) for i, one in enumerate(methods)]
+    jobs = [job_of(Run(one, Data("digits"), recipe=QUICK), tmp_path / str(i)) for i, one in enumerate(methods)]
     map(run, jobs, Local(workers=2))
     said = [job.failure or "" for job in jobs]
     assert said[0].startswith("the GPU is out of memory: lower --batch or --workers, or free the GPU")
@@ -410,9 +425,9 @@ def test_the_same_run_twice_is_one_run(
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    jobs = [Job(asked(), tmp_path / "a")]
+    jobs = [job_of(small(), tmp_path / "a")]
     map(run, jobs, Local(workers=1))
-    again = [Job(asked(), tmp_path / "a")]
+    again = [job_of(small(), tmp_path / "a")]
     map(run, again, Local(workers=1))
     assert again[0].tries == 0 and again[0].result == jobs[0].result
 
@@ -422,20 +437,20 @@ def test_the_command_expands_lists(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "8", "--steps", "1"]
-    assert command([*words, "--loss", "standard,balanced", "--seed=0,1", "--memory", "3", "--store", "s"]) == 0
+    assert command([*words, "--remedy", "standard,balanced", "--seed=0,1", "--memory", "3", "--store", "s"]) == 0
     said = capsys.readouterr()
     assert "4 of 4 done" in said.err and "Standard" in said.out and "Balanced" in said.out
     results = [json.loads(p.read_text()) for p in Path("runs").glob("*/result.json")]
-    assert {(r["run"]["loss"], r["run"]["seed"]) for r in results} == {
-        (loss, seed) for loss in ("standard", "balanced") for seed in (0, 1)
+    assert {(r["run"]["method"]["remedy"]["name"], r["run"]["seed"]) for r in results} == {
+        (remedy, seed) for remedy in ("standard", "balanced") for seed in (0, 1)
     }
 
 
 @pytest.mark.parametrize(
     "words, part",
     [
-        (["--loss", "balanced,meta", "--memory", "1"], "meta"),
-        (["--loss", "balanced,blanced"], "did you mean 'balanced'"),
+        (["--remedy", "balanced,meta", "--memory", "1"], "meta"),
+        (["--remedy", "balanced,blanced"], "did you mean 'balanced'"),
         (["--workers", "many"], "--workers"),
         (["--workers", "0"], "workers must be 1 or more"),
         (["--workers"], "--workers needs a value"),
@@ -452,21 +467,21 @@ def test_a_mistake_in_any_run_is_said_before_the_first_begins(
 
 
 def test_lists_and_flags_are_taken_apart() -> None:
-    assert every_choice(["m", "--a", "1,2", "--b=x,y"]) == [
+    assert expand_lists(["m", "--a", "1,2", "--b=x,y"]) == [
         ["m", "--a", a, f"--b={b}"] for a in ("1", "2") for b in ("x", "y")
     ]
-    assert taken("--a", ["m", "--a", "1", "--b"]) == (["m", "--b"], "1")
-    assert taken("--a", ["m", "--a=1"]) == (["m"], "1")
-    assert taken("--a", ["m", "--ab", "1"]) == (["m", "--ab", "1"], None)
+    assert pop_flag("--a", ["m", "--a", "1", "--b"]) == (["m", "--b"], "1")
+    assert pop_flag("--a", ["m", "--a=1"]) == (["m"], "1")
+    assert pop_flag("--a", ["m", "--ab", "1"]) == (["m", "--ab", "1"], None)
 
 
 def test_there_is_at_least_one_worker(tmp_path: Path) -> None:
-    assert usual_workers() >= 1
+    assert default_workers() >= 1
     with pytest.raises(UsageError):
-        map(run, [Job(asked(), tmp_path / "a")], Local(workers=0))
+        map(run, [job_of(small(), tmp_path / "a")], Local(workers=0))
 
 
-def visible(run: Run, out: Path, **more: Any) -> None:
+def visible(run: Run, out: Path, *more: Any) -> None:
     """In place of a run: note which GPUs it sees, and stay until all three are there, so that each has its slot."""
     (out / "visible").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
     deadline = time.monotonic() + 60
@@ -478,12 +493,15 @@ def test_workers_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b, 5")
     # The last one names a GPU by its number among all that are visible.
-    jobs = [Job(asked(device=device), tmp_path / str(i)) for i, device in enumerate(["auto", "cuda", "cuda:1"])]
+    jobs = [
+        job_of(small(), tmp_path / str(i), machine=Machine(device))
+        for i, device in enumerate(["auto", "cuda", "cuda:1"])
+    ]
     map(visible, jobs, Local(workers=3))  # type: ignore[arg-type]
     assert [(job.folder / "visible").read_text() for job in jobs] == ["GPU-b", "5", "GPU-b, 5"]
 
 
-def noticed(run: Run, out: Path, **more: Any) -> None:
+def noticed(run: Run, out: Path, *more: Any) -> None:
     """In place of a run: note what MPS would read."""
     (out / "priority").write_text(os.environ.get(PRIORITY, "normal"))
 
@@ -507,16 +525,16 @@ def test_a_job_that_would_be_left_alone_at_the_end_goes_first(
     costs: list[int], workers: int, first: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(PRIORITY, raising=False)
-    jobs = [Job(asked(), tmp_path / str(i), images=[0, n]) for i, n in enumerate(costs)]
-    assert critical(jobs, workers) == [jobs[i] for i in first]
+    jobs = [job_of(small(), tmp_path / str(i), images=[0, n]) for i, n in enumerate(costs)]
+    assert find_critical(jobs, workers) == [jobs[i] for i in first]
 
 
 def test_a_base_step_that_jobs_share_counts_once(tmp_path: Path) -> None:
     later = [10, 9, 9, 9]
     alone, shared = (
-        [Job(asked(), tmp_path / str(i), group, images=[30, n]) for i, n in enumerate(later)] for group in ("", "x")
+        [job_of(small(), tmp_path / str(i), group, images=[30, n]) for i, n in enumerate(later)] for group in ("", "x")
     )
-    assert critical(alone, 2) == [] and critical(shared, 2) == shared
+    assert find_critical(alone, 2) == [] and find_critical(shared, 2) == shared
 
 
 @pytest.mark.parametrize("said", [None, "0"], ids=["by itself", "unless the user says otherwise"])
@@ -524,12 +542,12 @@ def test_others_yield_to_it_on_the_gpu(said: str | None, tmp_path: Path, monkeyp
     monkeypatch.delenv(PRIORITY, raising=False)
     if said is not None:
         monkeypatch.setenv(PRIORITY, said)
-    jobs = [Job(asked(), tmp_path / str(i), images=[0, n]) for i, n in enumerate([9, 1])]
+    jobs = [job_of(small(), tmp_path / str(i), images=[0, n]) for i, n in enumerate([9, 1])]
     map(noticed, jobs, Local(workers=2))  # type: ignore[arg-type]
     assert [(job.folder / "priority").read_text() for job in jobs] == ([said] * 2 if said else ["normal", "1"])
 
 
-def noting(run: Run, out: Path, *, watch: Watch, **more: Any) -> None:
+def noting(run: Run, out: Path, machine: Machine, options: Options, watch: Watch) -> None:
     """In place of a run: note that the watch is closed, and end well or badly."""
     watch.close = (out / "closed").touch  # type: ignore[method-assign]
     if out.name == "bad":
@@ -537,7 +555,7 @@ def noting(run: Run, out: Path, *, watch: Watch, **more: Any) -> None:
 
 
 def test_the_watch_of_a_worker_is_closed_however_that_ends(tmp_path: Path) -> None:
-    jobs = [Job(asked(), tmp_path / name) for name in ("good", "bad")]
+    jobs = [job_of(small(), tmp_path / name) for name in ("good", "bad")]
     map(noting, jobs, Local(workers=2))  # type: ignore[arg-type]
     assert jobs[1].failure == "it cannot be"
     assert all((job.folder / "closed").exists() for job in jobs)
@@ -562,36 +580,36 @@ def test_a_slot_that_is_free_is_taken_again(tmp_path: Path, monkeypatch: pytest.
             return False
 
     monkeypatch.setattr(
-        "equipoise.runs.workers.started", lambda run, job, on, slot, *more: slots.append(slot) or Over()
+        "equipoise.runs.workers.start_process", lambda run, job, on, slot, *more: slots.append(slot) or Over()
     )
-    map(run, [Job(asked(), tmp_path / str(i)) for i in range(5)], Local(workers=2))
+    map(run, [job_of(small(), tmp_path / str(i)) for i in range(5)], Local(workers=2))
     assert slots == [0, 1, 0, 1, 0]
 
 
 def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
-    a, b, c = (Job(asked(), tmp_path / name, group) for name, group in (("a", "x"), ("b", "x"), ("c", "y")))
-    on = Local(workers=3, store=tmp_path / "store")
-    assert next_of([a, b, c], [], on) is a
-    assert next_of([b, c], [a], on) is c and next_of([b], [a, c], on) is None
-    assert next_of([b], [a], Local(workers=3, store=None)) is b  # nothing is shared: nothing is waited for
+    a, b, c = (job_of(small(), tmp_path / name, group) for name, group in (("a", "x"), ("b", "x"), ("c", "y")))
+    on = Local(workers=3, options=Options(store=tmp_path / "store"))
+    assert next_job([a, b, c], [], on) is a
+    assert next_job([b, c], [a], on) is c and next_job([b], [a, c], on) is None
+    assert next_job([b], [a], Local(workers=3)) is b  # nothing is shared: nothing is waited for
     a.folder.mkdir()
     (a.folder / "metrics.jsonl").write_text('{"step": 0}')
-    assert in_base_step(a.folder) and next_of([b], [a], on) is None
+    assert in_base_step(a.folder) and next_job([b], [a], on) is None
     (a.folder / "based").touch()
-    assert not in_base_step(a.folder) and next_of([b], [a], on) is b
-    assert next_of([b], [], on) is b  # whoever computed it is gone
+    assert not in_base_step(a.folder) and next_job([b], [a], on) is b
+    assert next_job([b], [], on) is b  # whoever computed it is gone
 
 
 def test_runs_come_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "runs.txt"
-    file.write_text("# what there is\n\nil-baseline --loss standard,balanced  # two\n  fine-tuning --lr '0.02'\n")
-    assert run_lines(file) == [["il-baseline", "--loss", "standard,balanced"], ["fine-tuning", "--lr", "0.02"]]
+    file.write_text("# what there is\n\nil-baseline --remedy standard,balanced  # two\n  fine-tuning --lr '0.02'\n")
+    assert read_runs(file) == [["il-baseline", "--remedy", "standard,balanced"], ["fine-tuning", "--lr", "0.02"]]
     words = ["--dataset", "digits", "--epochs", "1", "--memory", "3", "--store", "none"]
     out = tmp_path / "out"
-    load, calls = equipoise.runs.run.load, []
-    monkeypatch.setattr(equipoise.runs.run, "load", lambda *words: calls.append(words) or load(*words))
+    load, calls = equipoise.runs.plan.load, []
+    monkeypatch.setattr(equipoise.runs.plan, "load", lambda *words: calls.append(words) or load(*words))
     assert command(["sweep", "--runs", str(file), *words, "--workers", "1", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert len(calls) == 1, "the data is read once for all checks; the runs are other processes"
@@ -600,7 +618,7 @@ def test_runs_come_from_a_file(
     file.write_text("# nothing\n")
     assert command(["sweep", "--runs", str(file)]) == 2 and "names no run" in capsys.readouterr().err
     for text, code, words in (
-        ("il-baseline --loss 'open", 1, "no closing quotation"),
+        ("il-baseline --remedy 'open", 1, "no closing quotation"),
         ("il-baseline --out elsewhere", 2, "--out is one for all runs"),
         ("il-baseline --workers=7", 2, "--workers is one for all runs"),
         ("il-baseline --runs more", 2, "--runs is one for all runs"),

@@ -31,8 +31,12 @@ def check(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((folder / "result.json").read_text())
     events = seen(folder)
-    loss = [(e.step, e.value) for e in events.Scalars("training/loss")]
-    assert loss == [(3 * line["step"] + line["epoch"], pytest.approx(line["loss"], rel=1e-4)) for line in lines]
+    for stage, name in (("train", "training"), ("refit", "refit")):
+        mine = [line for line in lines if line["stage"] == stage]
+        assert (f"{name}/loss" in events.Tags()["scalars"]) == bool(mine)
+        loss = [(e.step, e.value) for e in events.Scalars(f"{name}/loss")] if mine else []
+        at = [line["epochs"] * line["step"] + line["epoch"] for line in mine]
+        assert loss == [(k, pytest.approx(line["loss"], rel=1e-4)) for k, line in zip(at, mine)]
     for name in ("top1", "base", "latest"):
         values = [(e.step, e.value) for e in events.Scalars(f"accuracy/{name}")]
         assert values == [(s["classes"], pytest.approx(s[name], rel=1e-6)) for s in result["steps"]]
@@ -47,7 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_shows_what_is_recorded(here: Path) -> None:
-    assert command(["run", *WORDS, "--loss", "meta", "--out", "a", "--store", "store", "--tensorboard"]) == 0
+    assert command(["run", *WORDS, "--remedy", "meta", "--out", "a", "--store", "store", "--tensorboard"]) == 0
     check(here / "a")
     alpha = [e.value for e in seen(here / "a").Scalars("training/alpha")]
     lines = [json.loads(line) for line in (here / "a" / "metrics.jsonl").read_text().splitlines()]
@@ -59,7 +63,7 @@ def test_it_shows_what_is_recorded(here: Path) -> None:
     grey = picture[..., 0] if picture.ndim == 3 else picture
     assert grey.shape == counts.shape and ((grey > 0) == (counts > 0)).all()
     # Another run takes over the base step, and shows it too.
-    assert command(["run", *WORDS, "--loss", "balanced", "--out", "b", "--store", "store", "--tensorboard"]) == 0
+    assert command(["run", *WORDS, "--remedy", "balanced", "--out", "b", "--store", "store", "--tensorboard"]) == 0
     assert json.loads((here / "b" / "result.json").read_text())["reused"]["steps"] == [0]
     check(here / "b")
 
@@ -81,6 +85,24 @@ def test_a_run_that_goes_on_shows_nothing_twice(here: Path, monkeypatch: pytest.
     monkeypatch.setattr(TensorBoard, "epoch", told)
     assert command(words) == 0
     check(here / "a")
+
+
+def test_fine_tuning_has_scalars_of_its_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finetuned = ["--remedy", "balanced-finetuning", "--finetune-epochs", "2"]
+    words = ["run", *WORDS, *finetuned, "--out", "a", "--store", "none", "--checkpoint", "0", "--tensorboard"]
+
+    def stop(self: TensorBoard, e: Any) -> None:
+        told(self, e)
+        if (e.step, e.stage, e.epoch) == (1, "refit", 1):
+            raise KeyboardInterrupt
+
+    told = TensorBoard.epoch
+    monkeypatch.setattr(TensorBoard, "epoch", stop)
+    assert command(words) == 1
+    monkeypatch.setattr(TensorBoard, "epoch", told)
+    assert command(words) == 0
+    check(here / "a")
+    assert len(seen(here / "a").Scalars("refit/loss")) == 4
 
 
 def test_a_queue_writes_it_for_every_run(here: Path) -> None:
@@ -115,7 +137,7 @@ def test_both_are_told_of_everything() -> None:
             for hook in HOOKS:
                 setattr(self, hook, lambda *words, hook=hook: told.append((name, hook)))
 
-    public = {name for name in vars(Watch) if not name.startswith("_")} - {"left", "words", "refit_words"}
+    public = {name for name in vars(Watch) if not name.startswith("_")} - {"left", "words"}
     assert public == set(HOOKS)  # a new hook is told to both as well
     both = Both(Noting("one"), Noting("other"))
     for hook in HOOKS:

@@ -11,28 +11,42 @@ import numpy as np
 import pytest
 import torch
 
-import equipoise.runs.run
-from equipoise import Balanced, ILBaseline, Learner, Recipe, RunError, Standard, UsageError
-from equipoise.cli import command, parsed_run
+import equipoise.runs.plan
+from equipoise import Balanced, ILBaseline, Learner, Recipe, Remedy, RunError, Standard, UsageError
+from equipoise.cli import command
 from equipoise.data import datasets
 from equipoise.data.datasets import Dataset, split
 from equipoise.data.images import Images
-from equipoise.losses import Loss
-from equipoise.runs.folder import read_result
+from equipoise.runs.command import run_name
+from equipoise.runs.plan import Prepared, Training, total_images
+from equipoise.runs.plan import prepare as prepared
 from equipoise.runs.progress import Watch
-from equipoise.runs.run import Plan, Run, prepare, run, run_name
-from equipoise.runs.shared_steps import Store
+from equipoise.runs.run import run as run_on
+from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
+from equipoise.settings import to_plain
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
-SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "evaluating_", "saving_")}
+SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitting_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second", "engine"}
 
 
-def small(loss: Loss | None = None, **settings: Any) -> Run:
-    usual: dict[str, Any] = {"dataset": "digits", "base": 4, "steps": 2, "memory": "5", "recipe": RECIPE}
-    usual |= {"device": "cpu", "validation": 0.1}
-    return Run(ILBaseline(loss=loss or Balanced()), **{**usual, **settings})
+CPU = Machine("cpu")
+
+
+def small(
+    remedy: Remedy | None = None, validation: float = 0.1, brightness: float = 0.0, seed: int = 0, **protocol: Any
+) -> Run:
+    of = Protocol(**{"base": 4, "steps": 2, "memory": "5", **protocol})
+    return Run(ILBaseline(remedy or Balanced()), Data("digits", validation, brightness), of, RECIPE, seed)
+
+
+def run(one: Run, out: Path, watch: Watch | None = None, **options: Any) -> dict[str, Any]:
+    return run_on(one, out, CPU, Options(**options), watch)
+
+
+def prepare(one: Run) -> Prepared:
+    return prepared(one, CPU)
 
 
 def timeless(value: Any) -> Any:
@@ -81,10 +95,10 @@ def test_the_split_is_drawn_by_the_seed_and_by_nothing_else() -> None:
     assert set(rows(mine[1])) <= set(rows(split(DIGITS, 0.3, 0)[1]))
     without = DIGITS.train[DIGITS.train.y < 9]
     fewer = split(replace(DIGITS, train=without, classes=DIGITS.classes[:9]), 0.1, 0)[1]
-    assert rows(fewer) == rows(mine[1].of(0, 9))
+    assert rows(fewer) == rows(mine[1][mine[1].positions(0, 9)])
 
 
-def set_aside(plan: Plan) -> list[bytes]:
+def set_aside(plan: Prepared) -> list[bytes]:
     """What a plan measures on, in the data set's labels."""
     return rows(Images(plan.test.x, torch.tensor(plan.order)[plan.test.y]))
 
@@ -101,7 +115,7 @@ def test_the_split_is_the_same_whatever_is_learned_on_it() -> None:
 @pytest.mark.parametrize("fraction", [0.0, 0])
 def test_no_validation_is_the_data_set_as_it_is(fraction: float) -> None:
     assert split(DIGITS, fraction, 0) == (DIGITS.train, DIGITS.test)
-    assert prepare(small(validation=fraction)).settings["validation"] == 0.0
+    assert to_plain(prepare(small(validation=fraction)).run.data)["validation"] == 0.0
 
 
 def test_the_smallest_and_the_largest_that_can_be() -> None:
@@ -119,15 +133,17 @@ def test_the_smallest_and_the_largest_that_can_be() -> None:
 
 def test_the_images_to_train_on_are_counted_without_those_set_aside() -> None:
     each = 140 - 14
-    assert prepare(small()).images_to_train() == [2 * (n * each + old * 5) for n, old in ((4, 0), (3, 4), (3, 7))]
     plan = prepare(small())
+    images = [n * each + old * 5 for n, old in ((4, 0), (3, 4), (3, 7))]
+    assert plan.work() == [[Training("train", 2, n)] for n in images]
+    assert total_images(plan.work()) == [2 * n for n in images]
     assert len(plan.train) == 10 * each and len(plan.test) == 140
 
 
 def test_the_accuracies_are_of_the_images_set_aside(tmp_path: Path) -> None:
     result = run(small(), tmp_path)
-    assert result["run"]["validation"] == 0.1
-    assert json.loads((tmp_path / "run.json").read_text())["validation"] == 0.1
+    assert result["run"]["data"] == {"name": "digits", "validation": 0.1, "brightness": 0.0}
+    assert json.loads((tmp_path / "run.json").read_text())["run"] == result["run"]
     train, aside = split(DIGITS, 0.1, 0)
     model = Learner.load(tmp_path / "model")
     assert result["final"]["top1"] == pytest.approx(100 * np.mean(model.predict(aside.x) == aside.y.numpy()))
@@ -141,7 +157,7 @@ def test_the_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest
     gen = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, DIGITS.test.x.shape, dtype=torch.uint8, generator=gen)
     garbage = replace(DIGITS, test=Images(x, DIGITS.test.y))
-    monkeypatch.setattr(equipoise.runs.run, "load", lambda *_, **__: garbage)
+    monkeypatch.setattr(equipoise.runs.plan, "load", lambda *_, **__: garbage)
     again = [run(small(validation=v), tmp_path / f"garbage-{v}", evaluate_every=1) for v in (0.1, 0.0)]
     assert timeless(again[0]) == timeless(results[0])
     assert timeless(again[1]) != timeless(results[1])  # where they are to be looked at, it shows
@@ -162,91 +178,42 @@ def test_a_run_with_validation_goes_on(tmp_path: Path) -> None:
     straight = run(small(), tmp_path / "straight")
     for at in ((0, 1), (1, 2)):
         with pytest.raises(KeyboardInterrupt):
-            run(small(), tmp_path / "run", watch=StopAt(*at), checkpoint_every=0)
+            run(small(), tmp_path / "run", watch=StopAt(*at), checkpoint=0.0)
     for other, here in ((0.2, "0.2"), (0.0, "0.0")):
-        with pytest.raises(RunError, match=rf"settings: validation \(there 0.1, here {here}\);"):
+        with pytest.raises(RunError, match=rf"settings: data.validation \(there 0.1, here {here}\);"):
             run(small(validation=other), tmp_path / "run")
     result = run(small(), tmp_path / "run")
     assert timeless(result) == timeless(straight)
     assert run(small(), tmp_path / "run") == result
 
 
-def test_steps_are_shared_only_with_runs_that_set_the_same_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans = [prepare(small(validation=v)).keys() for v in (0.0, 0.1, 0.2)]
+def test_steps_are_shared_only_with_runs_that_set_the_same_aside(tmp_path: Path) -> None:
+    plans = [prepare(small(validation=v)).step_keys() for v in (0.0, 0.1, 0.2)]
     assert len({key for keys in plans for key in keys}) == 9
-    store = Store(tmp_path / "store")
+    assert prepare(small(validation=0)).step_keys() == plans[0]
+    store = tmp_path / "store"
     run(small(validation=0.0), tmp_path / "whole", store=store)
     assert run(small(), tmp_path / "a", store=store)["reused"] is None
     assert run(small(Standard()), tmp_path / "b", store=store)["reused"]["steps"] == [0]
-    # Without it the keys are made of what they were made of before: not even its name is in them.
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr(equipoise.runs.run, "keys", lambda always, *_: made.append(always) or [])
-    for v in (0.0, 0.1):
-        prepare(small(validation=v)).keys()
-    assert made[1] == {**made[0], "validation": 0.1} and "validation" not in made[0]
 
 
-# Files from before there was this setting
+def test_the_name_of_a_folder_says_that_there_is_validation() -> None:
+    names = [run_name(small(validation=v)) for v in (0.0, 0.1, 0.25)]
+    assert len({name.rsplit("_", 1)[1] for name in names}) == 3
+    for name, part in zip(names, ("", "_validation-0.1", "_validation-0.25")):
+        assert name.rsplit("_", 1)[0] == f"il-baseline_balanced_digits_memory-5_seed-0{part}"
 
 
-def older(folder: Path) -> None:
-    """Make the folder what an older version would have written."""
-    for name in ("run.json", "result.json"):
-        if (folder / name).is_file():
-            content = json.loads((folder / name).read_text())
-            del content.get("run", content)["validation"]
-            (folder / name).write_text(json.dumps(content))
-
-
-def test_an_older_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run(small(validation=0.0), tmp_path, watch=StopAt(1, 1), checkpoint_every=0)
-    older(tmp_path)
-    with pytest.raises(RunError, match=r"settings: validation \(there 0.0, here 0.1\);"):
-        run(small(), tmp_path)
-    result = run(small(validation=0.0), tmp_path)
-    older(tmp_path)
-    monkeypatch.setattr("equipoise.learner.step.fit", None)
-    assert read_result(tmp_path) == run(small(validation=0.0), tmp_path) == result
-    with pytest.raises(RunError, match=r"settings: validation \(there 0.0, here 0.1\);"):
-        run(small(), tmp_path)
-
-
-def test_a_folder_without_validation_is_named_as_before() -> None:
-    """Recorded, before there were other settings that came later."""
-    assert run_name(small(validation=0.0)) == "il-baseline_balanced_digits_memory-5_seed-0_7bf087"
-    name = run_name(small())
-    assert name.startswith("il-baseline_balanced_digits_memory-5_seed-0_validation-0.1_")
-    assert not name.endswith("7bf087")
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ("il-baseline --loss balanced", "il-baseline_balanced_cifar100_memory-20_seed-0_71bc5c"),
-        ("lucir --loss balanced", "lucir_balanced_cifar100_memory-20_seed-0_3db7df"),
-        ("podnet", "podnet_standard_cifar100_memory-20_seed-0_e8492c"),
-        ("ncm", "ncm_standard_cifar100_memory-20_seed-0_66158c"),
-        ("podnet --validation 0.1", "podnet_standard_cifar100_memory-20_seed-0_validation-0.1_e6589d"),
-    ],
-)
-def test_settings_that_came_later_do_not_rename_the_folders_of_runs_without_them(words: str, name: str) -> None:
-    assert run_name(parsed_run(words.split(), "run")[1]) == name
-
-
-def test_no_brightness_is_not_even_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brightness_is_part_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, bright = small(validation=0.0), small(validation=0.0, brightness=0.25)
-    plans = [prepare(one) for one in (plain, replace(plain, brightness=0.0), bright)]
-    assert plans[0].settings["augment"] == {"pad": 1, "flip": False}, "as older records and keys have it"
-    assert plans[0].settings == plans[1].settings and plans[0].keys() == plans[1].keys()
-    assert plans[2].settings["augment"] == {"pad": 1, "flip": False, "brightness": 0.25}
-    assert not set(plans[0].keys()) & set(plans[2].keys()) and run_name(plain) != run_name(bright)
+    plans = [prepare(one) for one in (plain, bright)]
+    augment = [plan.resolved()["augment"] for plan in plans]
+    assert augment == [{"pad": 1, "flip": False, "brightness": b} for b in (0.0, 0.25)]
+    assert not set(plans[0].step_keys()) & set(plans[1].step_keys()) and run_name(plain) != run_name(bright)
     result = run(plain, tmp_path)
-    monkeypatch.setattr("equipoise.learner.step.fit", None)
+    monkeypatch.setattr("equipoise.learner.fit", None)
     assert run(plain, tmp_path) == result
-    with pytest.raises(RunError, match=r"settings: brightness \(there 0.0, here 0.25\);"):
+    with pytest.raises(RunError, match=r"settings: data.brightness \(there 0.0, here 0.25\);"):
         run(bright, tmp_path)
 
 
@@ -255,10 +222,9 @@ def test_no_brightness_is_not_even_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def recorded(tmp_path: Path, isolated: None) -> Path:
-    """Two seeds measured on validation images, and one on test images, by an older version."""
+    """Two seeds measured on validation images, and one on test images."""
     for name, settings in {"a": {}, "b": {"seed": 1}, "test": {"validation": 0.0}}.items():
         run(small(**settings), tmp_path / "runs" / name)
-    older(tmp_path / "runs" / "test")
     return Path("runs")
 
 
@@ -274,10 +240,10 @@ def test_tables_say_which_images_were_measured(recorded: Path, capsys: pytest.Ca
     seeds = shown(capsys, recorded / "a", recorded / "b")
     assert "measured on validation images (0.1): average incremental" in seeds and "Balanced 2 " in seeds
     both = shown(capsys, recorded)
-    assert "loss measured on seeds" in both
+    assert "remedy measured on seeds" in both
     assert "Balanced validation images (0.1) 2 " in both and "Balanced test images 1 " in both
     run(small(validation=0.0, seed=1), recorded / "new")
-    assert "Balanced 2 " in shown(capsys, recorded / "test", recorded / "new")  # older and newer are one setting
+    assert "Balanced 2 " in shown(capsys, recorded / "test", recorded / "new")
 
 
 def test_the_flag_reaches_the_run(isolated: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,9 +251,9 @@ def test_the_flag_reaches_the_run(isolated: None, capsys: pytest.CaptureFixture[
     assert command([*words, "--validation", "0.2"]) == 0
     assert "measured on validation images (0.2)" in " ".join(capsys.readouterr().out.split())
     result = json.loads(Path("run/result.json").read_text())
-    assert result["run"]["validation"] == 0.2 and np.sum(result["confusion"]) == 280
+    assert result["run"]["data"]["validation"] == 0.2 and np.sum(result["confusion"]) == 280
     assert command(words) == 1
-    assert "validation (there 0.2, here 0.0)" in capsys.readouterr().err
+    assert "data.validation (there 0.2, here 0.0)" in capsys.readouterr().err
 
 
 def test_the_flag_of_the_brightness_reaches_training(isolated: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,7 +261,8 @@ def test_the_flag_of_the_brightness_reaches_training(isolated: None, capsys: pyt
     assert command([*words, "--out", "plain"]) == 0
     assert command([*words, "--brightness", "0.25", "--out", "bright"]) == 0
     plain, bright = (json.loads(Path(name, "result.json").read_text()) for name in ("plain", "bright"))
-    assert bright["run"]["augment"]["brightness"] == 0.25 and "brightness" not in plain["run"]["augment"]
+    assert [one["run"]["data"]["brightness"] for one in (plain, bright)] == [0.0, 0.25]
+    assert [one["resolved"]["augment"]["brightness"] for one in (plain, bright)] == [0.0, 0.25]
     assert bright["reused"] is None and bright["confusion"] != plain["confusion"]
     model = Learner.load("bright/model")
     assert model.augment is not None and model.augment.brightness == 0.25

@@ -1,7 +1,7 @@
 """Class-incremental learning that stays balanced between old and new classes.
 
 >>> from equipoise import Learner, ILBaseline, Balanced
->>> learner = Learner(ILBaseline(loss=Balanced()), memory=20)
+>>> learner = Learner(ILBaseline(Balanced()), memory=20)
 >>> learner.learn(images, labels).learn(more_images, more_labels).predict(images)
 """
 
@@ -14,42 +14,49 @@ if TYPE_CHECKING:
     from .data.augment import Crop
     from .errors import DataError, EquipoiseError, RunError, UsageError
     from .learner import Learner
-    from .losses import Balanced, Meta, Relaxed, Standard
-    from .method import Method, Out, Recipe, Step
+    from .method import Method
+    from .methods.bic import BiC
     from .methods.bounds import FineTuning, Joint
     from .methods.il_baseline import ILBaseline
     from .methods.lucir import LUCIR
     from .methods.ncm import NCM
     from .methods.podnet import PODNet
     from .methods.slda import SLDA
+    from .methods.ss_il import SSIL
+    from .nets import Batch, Out
+    from .remedies import (
+        Balanced,
+        BalancedFinetuning,
+        ClassOversampling,
+        LossRescaling,
+        MemoryOversampling,
+        Meta,
+        Relaxed,
+        Remedy,
+        SeparatedSoftmax,
+        Standard,
+    )
+    from .step import CHOOSE, Finetune, Group, Plan, Recipe, Stage, Step
 
 __all__ = [
-    "LUCIR",
-    "NCM",
-    "SLDA",
-    "Balanced",
-    "Crop",
-    "DataError",
-    "EquipoiseError",
-    "FineTuning",
-    "ILBaseline",
-    "Joint",
-    "Learner",
-    "Meta",
-    "Method",
-    "Out",
-    "PODNet",
-    "Recipe",
-    "Relaxed",
-    "RunError",
-    "Standard",
-    "Step",
-    "UsageError",
-]
+    "CHOOSE", "LUCIR", "NCM", "SLDA", "SSIL", "Balanced", "BalancedFinetuning", "Batch", "BiC", "ClassOversampling",
+    "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ILBaseline", "Joint", "Learner",
+    "LossRescaling", "MemoryOversampling", "Meta", "Method", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy",
+    "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
+]  # fmt: skip
 __version__ = "0.1.0"
 
-_METHODS = ("bounds", "il_baseline", "lucir", "ncm", "podnet", "slda")
-_HOMES = ("data.augment", "errors", "learner", "losses", "method", *(f"methods.{name}" for name in _METHODS))
+_METHODS = ("bic", "bounds", "il_baseline", "lucir", "ncm", "podnet", "slda", "ss_il")
+_HOMES = (
+    "data.augment",
+    "errors",
+    "learner",
+    "method",
+    "nets",
+    "remedies",
+    "step",
+    *(f"methods.{name}" for name in _METHODS),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -82,27 +82,27 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def full_gpu(error: BaseException) -> bool:
+def is_gpu_full(error: BaseException) -> bool:
     """Whether the memory of a GPU did not suffice; drivers and compilers say so in errors of other kinds."""
     words = first_line(error)
     other = isinstance(error, RuntimeError) and "CUDA" in words and "out of memory" in words
     return isinstance(error, torch.OutOfMemoryError) or other
 
 
-def failed_gpu(error: BaseException) -> str | None:
+def describe_gpu_failure(error: BaseException) -> str | None:
     """That a GPU is lost or broke off, and in what words it did; None for all other errors."""
     words = first_line(error)
     other = isinstance(error, RuntimeError) and ("CUDA error" in words or "cuDNN error" in words)
-    if full_gpu(error) or not (isinstance(error, torch.AcceleratorError) or other):
+    if is_gpu_full(error) or not (isinstance(error, torch.AcceleratorError) or other):
         return None
     return f"the GPU failed ({words})"
 
 
 def sentence(error: BaseException, lower: str = "--batch") -> str | None:
     """What went wrong and what to do about it; None for a fault of ours. `lower` is what to lower on a full GPU."""
-    if full_gpu(error):
+    if is_gpu_full(error):
         return f"the GPU is out of memory: lower {lower}, or free the GPU of other processes and run the same command"
-    if said := failed_gpu(error):
+    if said := describe_gpu_failure(error):
         return f"{said}: see whether nvidia-smi still lists it, and run the same command again"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"

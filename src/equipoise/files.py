@@ -213,7 +213,7 @@ def check_folder(folder: Path, kind: str, names: Collection[str] = ()) -> set[st
         return set()
     if os.path.lexists(folder / MANIFEST):
         ours = read_manifest(folder, kind)
-        foreign = existing(folder, set(names) - ours)
+        foreign = find_existing(folder, set(names) - ours)
     else:
         ours = set()
         foreign = [path.name for path in inside if not comes_first(path)]
@@ -237,12 +237,12 @@ def remove_stale(folder: Path, kind: str, names: Collection[str]) -> None:
 
 def remove_files(folder: Path, names: Collection[str]) -> None:
     """Delete those of these files that exist; folders stay."""
-    for name in existing(folder, names):
+    for name in find_existing(folder, names):
         if not (folder / name).is_dir():
             (folder / name).unlink(missing_ok=True)
 
 
-def existing(folder: Path, names: Collection[str]) -> list[str]:
+def find_existing(folder: Path, names: Collection[str]) -> list[str]:
     """What there is of these names, links that lead nowhere too."""
     return sorted(found for name in names for found in glob.glob(name, root_dir=folder))  # noqa: PTH207
 

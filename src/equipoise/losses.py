@@ -1,4 +1,4 @@
-"""The λ family of the paper, and the distillation of its baseline.
+"""Losses as pure functions: the λ family of the paper, the distillation of its baseline, and what the methods add.
 
 Every classification loss of the paper is cross_entropy(z + log λ, y); only λ differs:
 
@@ -18,21 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-from .errors import UsageError, check, check_choice
-
-if TYPE_CHECKING:
-    from .method import Step
-
-TINY, HUGE = 1e-6, 1e6
-"""bounds of α and ε: beyond them, λ times a count would leave fp32"""
 
 
 def log_weights(lam: Tensor) -> Tensor:
@@ -153,128 +144,22 @@ def _parts(row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return row[:, : h * c].view(n, h, c), row[:, h * c : (h + w) * c].view(n, w, c)
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A classification loss: a rule for λ. `past` marks the old classes, `n` counts the training images."""
-
-    name: ClassVar[str] = ""
-    """what it is called at the command line and in records"""
-
-    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """λ for every class; `alpha` is Meta's current value."""
-        raise TypeError("a loss says what its λ is")
-
-    def check_memory(self, *shares: int) -> None:
-        """Refuse a memory that this loss cannot do with: `shares` are images per old class that will occur."""
-
-    def __call__(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
-        """The loss of a batch with logits z and labels y, in step s."""
-        return weighted_cross_entropy(z, y, s.lam)
+def rescaled_cross_entropy(z: Tensor, y: Tensor, n: Tensor) -> Tensor:
+    """Cross-entropy where an image counts 1/n_y, in the mean too."""
+    z = full_precision(z)
+    return F.cross_entropy(z, y, weight=1 / n.clamp_min(1).to(z.dtype))
 
 
-@dataclass(frozen=True)
-class Standard(Loss):
-    """Softmax cross-entropy as everybody knows it: λ = 1."""
+def separated_cross_entropy(z: Tensor, y: Tensor, n_old: int, mean: str) -> Tensor:
+    """Cross-entropy of each image among its own kind only, old classes or new ones (SS-IL, Ahn et al., 2021).
 
-    name: ClassVar[str] = "standard"
-
-    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """1 for every class."""
-        return torch.ones_like(n)
-
-
-@dataclass(frozen=True)
-class Balanced(Loss):
-    """Balanced softmax cross-entropy (eqs. 3 and 5): λ_i = n_i, times α for the old classes."""
-
-    name: ClassVar[str] = "balanced"
-    alpha: float = 1.0
-    """importance of old classes in the softmax; below 1, old classes are protected more"""
-
-    def __post_init__(self) -> None:
-        check("alpha", self.alpha, least=TINY, most=HUGE)
-
-    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """α n_i for old classes, n_i for new ones."""
-        return torch.where(past, (self.alpha if alpha is None else alpha) * n, n)
-
-
-@dataclass(frozen=True)
-class Relaxed(Loss):
-    """Relaxed balanced softmax cross-entropy (eq. 6), made for learning without memory: λ_old = ε."""
-
-    name: ClassVar[str] = "relaxed"
-    epsilon: float | str = "0.2%"
-    """λ of the old classes: a count, or a percentage of the images of the largest new class"""
-
-    def __post_init__(self) -> None:
-        text = str(self.epsilon).strip()
-        try:
-            number = float(text.removesuffix("%"))
-        except ValueError:
-            raise UsageError(f"epsilon must be a count or a percentage such as 0.2%, not {text!r}") from None
-        check("epsilon", number, least=0, most=HUGE)
-        if number != 0:
-            check("an epsilon that is not 0", number, least=TINY)
-        # One way to write it, so that equal settings are equal: 1 and "1" and "1.0", or "0.2%" and "0.20 %".
-        percentage = repr(number + 0.0).removesuffix(".0") + "%"  # adding 0 makes −0 a 0
-        object.__setattr__(self, "epsilon", percentage if text.endswith("%") else number + 0.0)
-
-    def value(self, largest: float | Tensor) -> float | Tensor:
-        """ε as a count, where the largest new class has `largest` images."""
-        if isinstance(self.epsilon, str):
-            return largest * (float(self.epsilon.removesuffix("%")) / 100)
-        return self.epsilon
-
-    def check_memory(self, *shares: int) -> None:
-        """ε = 0 goes with no memory only."""
-        if self.value(1.0) == 0 and max(shares) > 0:
-            raise UsageError(
-                "epsilon 0 leaves old classes out of the softmax, so that an image from memory has an infinite loss: "
-                "use memory 0, an epsilon above 0, or the balanced loss"
-            )
-
-    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """ε for old classes, n_i for new ones."""
-        largest = torch.where(past, 0, n).max()
-        return torch.where(past, self.value(largest), n)
-
-
-@dataclass(frozen=True)
-class Meta(Loss):
-    """Meta balanced softmax cross-entropy (Algorithm 1): Balanced, with α learned on a balanced hold-out B_t."""
-
-    name: ClassVar[str] = "meta"
-    alpha_lr: float = 10.0
-    """learning rate of α; not in the paper, whose algorithm prints none (that is, 1): see results/README.md"""
-    every: int = 10
-    """optimisation steps from one update of α to the next"""
-    hold: float = 0.1
-    """fraction of the memory per class that is held out for B_t, at least one image of every class"""
-    count: Literal["train", "all"] = "train"
-    """what n_i counts: the images trained on, or these and the held-out ones"""
-
-    def __post_init__(self) -> None:
-        check("alpha-lr", self.alpha_lr, least=0, most=1e12)
-        check("every", self.every, least=1, whole=True)
-        check("hold", self.hold, above=0, below=1)
-        check_choice("count", self.count, "train", "all")
-
-    def lam(self, n: Tensor, past: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """α n_i for old classes, n_i for new ones; α is 1 before it is learned."""
-        return torch.where(past, n if alpha is None else alpha * n, n)
-
-    def check_memory(self, *shares: int) -> None:
-        """Two images of every old class: one to train on, one to hold out."""
-        if min(shares) < 2:
-            raise UsageError(
-                "the meta loss needs a memory of at least 2 images per class, one to train on and one to hold out, "
-                f"and here it has {min(shares)}: raise the memory, or use the balanced or the relaxed loss"
-            )
-
-    def held(self, m: int) -> int:
-        """How many images of each class B_t holds, when the memory has m of each."""
-        return max(1, math.floor(self.hold * m + 1e-9))
-
-
-LOSSES: dict[str, type[Loss]] = {kind.name: kind for kind in (Standard, Balanced, Relaxed, Meta)}
+    The mean is over `each` kind, and the two are added: one that a batch lacks is 0; or over `all` images, as in SS-IL.
+    """
+    z, old = full_precision(z), y < n_old
+    past = torch.arange(z.shape[1], device=z.device) < n_old
+    other = past[None, :] != old[:, None]
+    of_each = F.cross_entropy(z.masked_fill(other, -torch.inf), y, reduction="none")
+    if mean == "all":
+        return of_each.mean()
+    kinds = torch.stack([old, ~old]).to(of_each.dtype)
+    return ((kinds * of_each).sum(1) / kinds.sum(1).clamp_min(1)).sum()

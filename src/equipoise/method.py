@@ -1,132 +1,25 @@
-"""What a method is, and all that it may see of a step. Read this before a file in `methods/`."""
+"""What a method is. Read this, and `step.py`, before a file in `methods/`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from . import remedies
-from .data.images import Images
-from .errors import UsageError, check, check_choice
-from .losses import Loss, Standard
-from .nets import Net, Out
+from .data import memory
+from .errors import UsageError
+from .losses import full_precision
+from .nets import Batch, Out
 from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, scale
 from .nets.heads import Head, LinearHead
-from .remedies import HALF, Mitigation, separates
-from .settings import later
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How one step is optimised: SGD with momentum, and a learning rate that falls."""
-
-    epochs: int = 250
-    """passes over the step's training images"""
-    lr: float = 0.1
-    """learning rate at the start of every step"""
-    milestones: tuple[float, ...] = (0.4, 0.6, 0.8)
-    """when the learning rate falls, as fractions of the epochs (0.4 of 250: after epoch 100)"""
-    decay: float = 0.1
-    """what the learning rate is multiplied by at a milestone"""
-    schedule: Literal["steps", "cosine", "cosine-late"] = "steps"
-    """how the learning rate falls: at milestones, as a cosine to 0, or as one an epoch late, as in PODNet's code"""
-    batch: int = 128
-    """images in a batch; a smaller training set is one batch"""
-    momentum: float = 0.9
-    """momentum of SGD"""
-    weight_decay: float = 2e-4
-    """L2 penalty of SGD, on all parameters"""
-    clamp: float = 0.0
-    """bound on the size of each number of the gradient; 0 for none"""
-    last: Literal["joined", "short"] = later("joined")
-    """images that fill no batch at the end of an epoch, of a refit too: joined with the next epoch's, or short"""
-
-    def __post_init__(self) -> None:
-        check("epochs", self.epochs, least=1, whole=True)
-        check("lr", self.lr, above=0, most=1e30)
-        if not isinstance(self.milestones, tuple):
-            raise UsageError(f"milestones must be a tuple of fractions of the epochs, not {self.milestones!r}")
-        for milestone in self.milestones:
-            check("each of the milestones, a fraction of the epochs,", milestone, above=0, most=1)
-        check("decay", self.decay, above=0, most=1)
-        check("batch", self.batch, least=2, whole=True)  # with one image a batch, its own statistics are all there is
-        check("momentum", self.momentum, least=0, below=1)
-        check("weight-decay", self.weight_decay, least=0, most=1e12)
-        check("clamp", self.clamp, least=0)
-        check_choice("last", self.last, "joined", "short")
-        check_choice("schedule", self.schedule, "steps", "cosine", "cosine-late")
-
-    def lr_at(self, epoch: int) -> float:
-        """The learning rate in an epoch, counted from 0."""
-        if self.schedule != "steps":
-            done = epoch if self.schedule == "cosine" else max(0, epoch - 1)
-            return self.lr * (1 + math.cos(math.pi * done / self.epochs)) / 2
-        return self.lr * self.decay ** sum(epoch >= max(1, round(m * self.epochs)) for m in self.milestones)
-
-
-@dataclass(frozen=True)
-class Refit:
-    """A second stage of a step, on the memory alone, which is balanced: the classifier is trained once more."""
-
-    recipe: Recipe
-    """how"""
-    what: Literal["classifier", "all"] = "classifier"
-    """which weights are trained: those of the classifier, rows of old classes included, or all of the net"""
-    statistics: Literal["move", "rest"] = "rest"
-    """whether batch norms use and move the statistics of batches, or rest"""
-    taught: bool = True
-    """whether the previous net goes on teaching, or the classification loss is all there is"""
-
-    def __post_init__(self) -> None:
-        check_choice("what is trained", self.what, "classifier", "all")
-        check_choice("statistics", self.statistics, "move", "rest")
-        check_choice("taught", self.taught, True, False)
-
-
-REFIT_RECIPE = ("epochs", "lr", "milestones", "decay", "batch", "weight_decay")
-REFIT = (*REFIT_RECIPE, "what", "statistics", "taught")
-"""what the user may say of a refit, as settings of a method called refit_epochs and so on"""
-
-
-@dataclass
-class Step:
-    """All that a method may see of step t, in the paper's letters. Tensors are on the device of the training."""
-
-    t: int
-    """0 is the base step"""
-    n_old: int
-    """N_{t-1}, classes learned before; they come first"""
-    sizes: tuple[int, ...]
-    """classes of each step so far, this one included"""
-    n: Tensor
-    """n_i, training images of each class"""
-    lam: Tensor
-    """λ_i, the weights in the softmax; Meta differentiates through replace(s, lam=λ(α))"""
-    data: Images
-    """D_t: the images to train on, those of the memory included"""
-    held: Images | None
-    """B_t, the balanced hold-out, where the loss asks for one"""
-    net: Net
-    """θ_t; for everything but the objective, which must not read it: Meta evaluates it at other weights"""
-    teacher: Net | None
-    """θ_{t-1}, frozen; None in the base step"""
-    state: dict[str, Tensor] = field(default_factory=dict)
-    """what is learned besides the net (Meta's α): on the device, and part of every checkpoint"""
-
-    @property
-    def N(self) -> int:
-        """N_t, classes so far."""
-        return len(self.n)
-
-    @property
-    def past(self) -> Tensor:
-        """Marks the old classes."""
-        return torch.arange(self.N, device=self.n.device) < self.n_old
+from .remedies import Remedy, Standard
+from .settings import check_fields
+from .step import CHOOSE, EVERYTHING, Finetune, Group, Learned, More, Plan, Recipe, Shape, Stage, Stages, Step, base_of
 
 
 @dataclass(frozen=True)
@@ -134,111 +27,92 @@ class Method:
     """A way to learn classes step by step. Its fields are its hyper-parameters, its flags and its record at once.
 
     Only `objective` must be written; the rest has defaults. A subclass in `methods/` becomes a word of
-    `equipoise run`; one from elsewhere needs no registration: `Learner(Mine())`, `run(Run(method=Mine()))`.
+    `equipoise run`; one from elsewhere needs no registration: `Learner(Mine())`, `run(Run(Mine()))`.
     """
 
     name: ClassVar[str] = ""
     """what it is called at the command line and in records"""
-
-    mitigations: ClassVar[tuple[str, ...]] = remedies.MITIGATIONS
-    """those it goes with"""
-    others: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    """what papers call it"""
+    cost: ClassVar[float] = 1.0
+    """how much longer an image takes with a teacher than with IL-Baseline, for the order of a queue"""
+    remedies: ClassVar[tuple[str, ...] | None] = None
+    """names of the remedies that it goes with; None for all"""
+    reason: ClassVar[str] = ""
     """why not with others"""
     fresh: ClassVar[bool] = False
     """whether every step begins with a new net, without a teacher"""
+    capturable: ClassVar[bool] = True
+    """whether a CUDA graph can hold a step of it: False for what svd, eigh or solve is part of"""
+    trained: ClassVar[tuple[Group, ...]] = EVERYTHING
+    """the weights that are trained in a step"""
+    backbones: ClassVar[Mapping[str, Callable[[int], Backbone]]] = {
+        "tiny": SmallNet,
+        "small": ResNet32,
+        "large": ResNet18,
+    }
+    """by the size of images, made with their number of channels"""
+    recipes: ClassVar[Mapping[str, Recipe]] = {
+        "tiny": Recipe(epochs=20, lr=0.05, batch=32),
+        "small": Recipe(),
+        "large": Recipe(epochs=100, milestones=(0.3, 0.6, 0.8, 0.9), batch=256, weight_decay=1e-4),
+    }
+    """how a step is optimised, likewise"""
+    least_memory: ClassVar[int] = 0
+    """images of every old class that it needs"""
+    herds_unit_length: ClassVar[bool] = True
+    """whether exemplars are herded by features that are brought to length 1"""
+    continues: ClassVar[bool] = False
+    """whether a known class may come again"""
 
-    loss: Loss = Standard()
-    """the classification loss"""
-    mitigation: Mitigation = "none"
-    """another remedy for the bias towards new classes, instead of a loss that is one"""
-    old_share: float = later(HALF)
-    """oversampling (memory-oversampling, separated-softmax): how much of an epoch is old images; SS-IL: 0.2"""
-    separated_mean: Literal["each", "all"] = later("each", named=separates)
-    """separated softmax: a mean over old and one over new images, which are added, or one mean over all as in SS-IL"""
-    refit_epochs: int | None = later(None)
-    """refit: passes over the memory; None for the method's own number"""
-    refit_lr: float | None = later(None)
-    """refit: learning rate at its start; None for the method's own"""
-    refit_milestones: tuple[float, ...] | None = later(None)
-    """refit: when the learning rate falls, as fractions of its epochs; None for the method's own"""
-    refit_decay: float | None = later(None)
-    """refit: what the learning rate is multiplied by at a milestone; None for the method's own"""
-    refit_batch: int | None = later(None)
-    """refit: images in a batch; None for the method's own number"""
-    refit_weight_decay: float | None = later(None)
-    """refit: L2 penalty; None for the method's own"""
-    refit_what: Literal["classifier", "all"] | None = later(None)
-    """refit: which weights are trained, the classifier's or all; None for what the method has"""
-    refit_statistics: Literal["rest", "move"] | None = later(None)
-    """refit: whether batch norms rest or use and move the statistics of batches; None for what the method has"""
-    refit_taught: bool | None = later(None)
-    """refit: whether the previous net goes on teaching; None for what the method has"""
+    remedy: Remedy = Standard()
+    """against the bias towards new classes"""
 
     def __init_subclass__(cls) -> None:
         """A method without a name of its own is called like its class."""
         super().__init_subclass__()
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+        own, inside = cls.__module__.split(".")[0], __name__.split(".")[0]
+        for kind in cls.__mro__[1:]:
+            if own != inside and issubclass(kind, Method) and kind.name and kind.name == cls.name:
+                raise UsageError(
+                    f"{cls.__qualname__} is called {cls.name!r} like the method it derives from: "
+                    "give it a name of its own, such as name = 'mine'"
+                )
+        cls.title = cls.__dict__.get("title") or cls.__name__
 
-    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
-        """The whole training loss of a batch with labels y: a pure function of its arguments.
+    def __post_init__(self) -> None:
+        check_fields(self)
 
-        `out` is the net's output and `ref` the frozen previous net's (None in the base step). On a GPU this is
-        recorded once and replayed: no `.item()`, no shape that depends on values, no `if` on a tensor.
+    # What must be written ------------------------------------------------------------------------------------
+
+    def objective(self, s: Step, b: Batch) -> Tensor:
+        """The whole training loss of a batch: a pure function of its arguments.
+
+        `b.out` is the net's output and `b.ref` the frozen teacher's (None in the base step). On a GPU this is recorded
+        once and replayed: no `.item()`, no shape that depends on values, no `if` on a tensor.
         """
-        raise TypeError(f"{type(self).__name__} must define objective(s, y, out, ref)")
+        raise TypeError(f"{type(self).__name__} must define objective(s, b)")
 
     def classify(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
-        """The classification loss of a batch with logits z and labels y: what `loss` and `mitigation` say."""
-        if s.t > 0 and self.mitigation == "loss-rescaling":
-            return remedies.rescaled(z, y, s.n)
-        if s.t > 0 and separates(self):
-            return remedies.separated(z, y, s.n_old, self.separated_mean)
-        return self.loss(z, y, s)
+        """The classification loss of a batch with logits z and labels y: the remedy's, or else cross-entropy."""
+        loss = self.remedy.ce(z, y, s)
+        return F.cross_entropy(full_precision(z), y) if loss is None else loss
 
-    def check_memory(self, *shares: int) -> None:
-        """Refuse a memory that this cannot do with: `shares` are images per old class that will occur."""
-        self.loss.check_memory(*shares)
-        remedies.check(self, *shares)
+    def lam(self, s: Step) -> Tensor:
+        """λ_i, the weights in the softmax."""
+        return self.remedy.lam(s.n, s.past, s)
 
-    def backbone(self, shape: tuple[int, int, int]) -> Backbone:
+    # The net -------------------------------------------------------------------------------------------------
+
+    def backbone(self, shape: Shape) -> Backbone:
         """The feature extractor for images of shape (channels, height, width)."""
-        kind: type[Backbone] = {"tiny": SmallNet, "small": ResNet32, "large": ResNet18}[scale(shape)]
-        return kind(shape[0])
+        return self.backbones[scale(shape)](shape[0])
 
     def head(self, width: int) -> Head:
         """The classifier on embeddings of that width; it starts without classes and is widened step by step."""
         return LinearHead(width)
-
-    def recipe(self, shape: tuple[int, int, int]) -> Recipe:
-        """How a step is optimised for images of that shape, unless the user says otherwise."""
-        if scale(shape) == "tiny":
-            return Recipe(epochs=20, lr=0.05, batch=32)
-        if scale(shape) == "large":
-            return Recipe(epochs=100, milestones=(0.3, 0.6, 0.8, 0.9), batch=256, weight_decay=1e-4)
-        return Recipe()
-
-    def at_base(self) -> Method:
-        """A method with the same base step, where every class has as many images as any other.
-
-        Runs share a base step when these are equal. Equal counts make every λ equal, so the loss is no difference.
-        """
-        refits: dict[str, Any] = {f"refit_{name}": None for name in REFIT}
-        return replace(self, loss=Standard(), mitigation="none", old_share=HALF, separated_mean="each", **refits)
-
-    def learns(self, t: int) -> bool:
-        """Whether the net is trained in step t; else the step is `after` alone."""
-        return True
-
-    def after(self, s: Step, h: Tensor) -> None:
-        """Note in s.state what the step's images say, once the net is trained; h are their embeddings.
-
-        s.data are the images that the step brought, without the memory.
-        """
-
-    def scores(self, out: Out, state: Mapping[str, Tensor]) -> Tensor:
-        """What the largest of is the prediction (batch, N_t); `state` is what `after` noted."""
-        return out.z
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
         """Set the head's rows of new classes, from the embeddings that the previous net gives their images.
@@ -246,39 +120,154 @@ class Method:
         y counts the new classes from 0. Not called in the base step, where there is no previous net.
         """
 
-    def refit(self) -> Refit | None:
-        """A second stage after every step but the base step, once the memory has been chosen; None for none.
+    def views(self, x: Tensor) -> Tensor:
+        """Copies of a batch to be seen together, one after the other; labels repeat, and `scores` folds them back."""
+        return x
 
-        Unless the user says otherwise: `refitting` is what is done, and its epochs end as the step's do.
-        """
-        if self.mitigation == "balanced-finetuning":
-            return Refit(Recipe(epochs=20, lr=0.01, milestones=(0.5,)), taught=False)
+    # How a step is trained -----------------------------------------------------------------------------------
+
+    def recipe(self, plan: Plan) -> Recipe:
+        """How a step is optimised, unless the user says otherwise."""
+        return self.recipes[scale(plan.shape)]
+
+    def recipe_for(self, plan: Plan) -> Recipe:
+        """The same, with what the user says."""
+        own = self.recipe(plan)
+        return own if plan.recipe is None else plan.recipe.override(self.recipe(base_of(plan)), own)
+
+    def finetuning(self) -> Finetune | None:
+        """The method's own fine-tuning, for remedies that keep it: a field called `finetune`, if it has one."""
+        return getattr(self, "finetune", None)
+
+    def stages(self, plan: Plan) -> Stages:
+        """The trainings of a step, and the choice of the exemplars between them. Pure: a resumed run asks again."""
+        own = self.recipe_for(plan)
+        return (Stage("train", own, self.trained), CHOOSE, *self.refinements(own, plan))
+
+    def refinements(self, own: Recipe, plan: Plan) -> tuple[Stage, ...]:
+        """What follows the choice: the remedy's stages, or the method's own fine-tuning."""
+        if plan.t == 0 or plan.keep < 1:
+            return ()
+        finetune = self.finetuning() if self.remedy.keeps_finetuning else None
+        own_stages = (finetune.stage(own, Standard()),) if finetune is not None and finetune.epochs else ()
+        return (*own_stages, *self.remedy.stages(own, plan))
+
+    def enter(self, s: Step, stage: Stage) -> None:
+        """As a stage begins; not again where it is resumed."""
+
+    def leave(self, s: Step, stage: Stage) -> Tensor | None:
+        """As a stage ends: pixels to keep in place of the exemplars' (uint8, as many as s.memory), or None."""
         return None
 
-    def refitting(self, last: Literal["joined", "short"] = "joined") -> Refit | None:
-        """What `refit` says, but for what the user says otherwise; its epochs end as those of the step do: `last`."""
-        own = self.refit()
-        if own is None:
-            return None
-        said = {name: value for name in REFIT if (value := getattr(self, f"refit_{name}")) is not None}
-        recipe = {name: said.pop(name) for name in REFIT_RECIPE if name in said}
-        try:
-            return replace(own, recipe=replace(own.recipe, last=last, **recipe), **said)
-        except UsageError as error:
-            raise UsageError(f"in the refit, {error}") from None
+    def hold(self, plan: Plan) -> int:
+        """How many images of every class are held out of training."""
+        return self.remedy.hold(plan)
 
-    def check_refit(self, share: int) -> None:
-        """Refuse what is said of a refit if it cannot be or if there is none; `share` is images per class in memory."""
-        said = [name for name in REFIT if getattr(self, f"refit_{name}") is not None]
-        if said and (self.refitting() is None or share < 1):
-            name = said[0].replace("_", "-")
+    def epoch(self, s: Step, gen: torch.Generator, batch: int) -> Tensor:
+        """Which images make one epoch, in which order: positions, the same number in every epoch of a stage.
+
+        It is asked once beforehand, with labels only, for the time that a run takes.
+        """
+        which = self.remedy.epoch(s, gen)
+        if which is None:
+            which = torch.randperm(len(s.where), generator=gen, device=gen.device)
+        return s.where[which]
+
+    def more(self, s: Step, which: Tensor, gen: torch.Generator) -> More | None:
+        """A second stream for an epoch whose batches are at the positions `which` (batches, size); None for none.
+
+        As many images a batch in every epoch of a stage. Called once an epoch, and never recorded: it may take time.
+        """
+        return None
+
+    def note(self, s: Step, b: Batch) -> None:
+        """After each batch: change tensors of s.state in place, such as a moving average."""
+
+    def choose(self, s: Step, m: int, select: str, gen: torch.Generator) -> Tensor:
+        """The exemplars of the new classes: positions, class by class, best first, m of each."""
+        y = s.images.y[s.data]
+        if select == "random":
+            return s.data[memory.at_random(y, m, gen)]
+        return s.data[memory.herding(s.embed(s.net, s.data), y, m, self.herds_unit_length)]
+
+    def after(self, s: Step) -> None:
+        """Note in s.state what the step's images say, once all is trained and the exemplars are chosen."""
+
+    def overrides(self, name: str) -> bool:
+        """Whether a function of this name is its own; computing what nobody looks at takes time."""
+        return getattr(type(self), name) is not getattr(Method, name)
+
+    # What is asked of it -------------------------------------------------------------------------------------
+
+    def at_base(self) -> Method:
+        """A method with the same base step, where every class has as many images as any other.
+
+        Runs share a base step when these are equal. Equal counts make every λ equal: a weighted cross-entropy is plain.
+        """
+        return self.with_remedy(Standard())
+
+    def with_remedy(self, remedy: Remedy) -> Self:
+        """The same method with another remedy."""
+        return replace(self, remedy=remedy)
+
+    def scores(self, out: Out, known: Learned) -> Tensor:
+        """What the largest of is the prediction (batch, N_t); while a step is under way, the state may lack it."""
+        return out.z
+
+    def check(self, *shares: int) -> None:
+        """Refuse what makes no sense: `shares` are images per old class that will occur, none if there are no steps."""
+        if self.remedies is not None and self.remedy.name not in (*self.remedies, "standard"):
+            takes = " or ".join(("standard", *self.remedies))
             raise UsageError(
-                f"refit-{name} is of a refit on the memory, which is not done here: leave it out, or ask for one "
-                "(mitigation balanced-finetuning, or a method's finetune) with the standard loss and a memory above 0"
+                f"remedy {self.remedy.name} does not go with {self.name}, which takes {takes}: {self.reason}"
+            )
+        needed = max(self.least_memory, self.remedy.least_memory)
+        if (least := min(shares, default=needed)) < needed:
+            name = self.name if self.least_memory >= needed else f"remedy {self.remedy.name}"
+            many = "all images" if needed == memory.EVERYTHING else f"at least {needed} image(s) of every old class"
+            raise UsageError(f"{name} needs {many}, and here the memory keeps {least}: raise --memory")
+        self.remedy.check_memory(*shares)
+        finetune = self.finetuning()
+        if finetune is None or not finetune.epochs or finetune == type(self)().finetuning():
+            return
+        if not self.remedy.keeps_finetuning or max(shares, default=1) < 1:
+            raise UsageError(
+                "fine-tuning is on the memory, with the standard loss, and this run does neither: leave it out, "
+                "or use the standard remedy and a memory above 0"
             )
 
-    def epoch(self, s: Step, gen: torch.Generator) -> Tensor:
-        """Which images of s.data make one epoch, in which order; the same number in every epoch of a step."""
-        if s.t > 0 and self.mitigation in ("class-oversampling", *remedies.REPLAYING):
-            return remedies.epoch(self.mitigation, s, gen, self.old_share)
-        return torch.randperm(len(s.data), generator=gen, device=gen.device)
+
+@dataclass(frozen=True)
+class Around(Method):
+    """A method around another, its `host`, whose ways are kept unless this has its own."""
+
+    name: ClassVar[str] = ""
+    host: Method = Method()
+    remedy: ClassVar[Any] = property(attrgetter("host.remedy"))  # type: ignore[misc]
+
+    def with_remedy(self, remedy: Remedy) -> Self:
+        """The host with another remedy."""
+        return replace(self, host=self.host.with_remedy(remedy))
+
+    def check(self, *shares: int) -> None:
+        """What the host refuses."""
+        self.host.check(*shares)
+
+    def overrides(self, name: str) -> bool:
+        """Whether this has a way of its own, or else the host."""
+        return getattr(type(self), name) is not getattr(Around, name) or self.host.overrides(name)
+
+
+def _ask_host(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self.host, name)(*args)
+
+
+HOSTED = (
+    "objective", "backbone", "head", "first_rows", "views", "recipe", "finetuning", "stages", "enter", "leave", "hold",
+    "epoch", "more", "note", "choose", "after", "scores", "lam",
+)  # fmt: skip
+"""what a method around another leaves to its host, unless it has a way of its own"""
+for _name in HOSTED:
+    setattr(Around, _name, _ask_host(_name))
+for _name in ("trained", "fresh", "capturable", "continues", "least_memory", "cost"):
+    setattr(Around, _name, property(attrgetter(f"host.{_name}")))

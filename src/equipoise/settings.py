@@ -1,35 +1,126 @@
-"""Settings as they differ: from those of the first records, which do not name what came later, or from the usual."""
+"""Dataclasses as plain JSON and back, and which of their fields are flags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import Field, field, fields
-from typing import Any
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import field, fields, is_dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .errors import DataError, EquipoiseError, check, check_choice
+
+T = TypeVar("T")
+
+Kinds = Mapping[type, Callable[[str], type]]
+"""for a class that others derive from, such as Method: the class of a name"""
 
 
-def later(default: Any, named: Callable[[Any], bool] = lambda value: False) -> Any:
-    """The default of such a setting, which is given by name: what older records, keys and folders were made with.
+def no_flag(default: Any) -> Any:
+    """The default of a field that can be set in Python only, and has no flag."""
+    return field(default=default, metadata={"flag": False})
 
-    A default that has changed since is not that: where it matters, `named` says that it is named all the same.
+
+def number(default: float, whole: bool = False, **bounds: float) -> Any:
+    """The default of a field that holds a number, within bounds as `errors.check` has them."""
+    return field(default=default, metadata={"number": {"whole": whole, **bounds}})
+
+
+def check_fields(value: Any, prefix: str = "") -> None:
+    """Refuse numbers out of their bounds, and values that are none of a field's choices."""
+    hints = _hints(typing.cast(Any, type(value)))
+    for f in fields(value):
+        one, name = getattr(value, f.name), prefix + f.name.replace("_", "-")
+        if "number" in f.metadata:
+            check(name, one, **f.metadata["number"])
+        elif typing.get_origin(hints[f.name]) is typing.Literal:
+            check_choice(name, one, *typing.get_args(hints[f.name]))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def to_plain(value: Any) -> Any:
+    """A value as JSON has it: a dataclass by its fields, all of them, with its name where it has one.
+
+    What JSON cannot hold is there in words.
     """
-    return field(default=default, kw_only=True, metadata={"named": named})
+    if is_dataclass(value) and not isinstance(value, type):
+        name = {"name": value.name} if "name" not in field_names(type(value)) and hasattr(value, "name") else {}
+        return name | {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [to_plain(one) for one in value]
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return repr(value)
 
 
-def given(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, without those that came later and have their default."""
-    every = {f: getattr(value, f.name) for f in fields(value)}
-    unsaid = {f.name for f in came_later(value) if every[f] == f.default and not f.metadata["named"](value)}
-    return {f.name: one for f, one in every.items() if f.name not in unsaid}
+def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
+    """The dataclass that `to_plain` made plain. All of its fields must be there, and no others."""
+    if not isinstance(plain, Mapping):
+        raise DataError(f"not a {kind.__name__}: {str(plain)[:60]!r}")
+    rest = dict(plain)
+    if kind in kinds:
+        if "name" not in rest:
+            raise DataError(f"not a {kind.__name__} of this version of Equipoise: name is missing")
+        try:
+            kind = kinds[kind](str(rest.pop("name")))
+        except EquipoiseError as error:
+            raise DataError(f"not a {kind.__name__} of this version of Equipoise: {error}") from None
+    hints, wrong = _hints(typing.cast(Any, kind)), set(rest) ^ field_names(kind)
+    if wrong:
+        state = "unknown" if min(wrong) in rest else "missing"
+        raise DataError(f"not a {kind.__name__} of this version of Equipoise: {min(wrong)} is {state}")
+    values = {name: _value(hints[name], value, kinds) for name, value in rest.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise DataError(f"not a {kind.__name__} of this version of Equipoise: {error}") from None
+    except EquipoiseError as error:
+        raise DataError(f"not a {kind.__name__}: {error}") from None
 
 
-def came_later(kind: Any) -> list[Field[Any]]:
-    """The fields of a dataclass, or of its kind, that older records do not name."""
-    return [f for f in fields(kind) if "named" in f.metadata]
+def _value(hint: Any, value: Any, kinds: Kinds) -> Any:
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    inside = set(typing.get_args(hint)) if union else {hint}
+    own: set[Any] = {kind for kind in inside if is_dataclass(kind)}
+    absent = value is None and type(None) in inside
+    if own and not absent and (isinstance(value, Mapping) or inside <= {*own, type(None)}):
+        return from_plain(next(iter(own)), value, kinds)
+    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 
-def changed(value: Any, usual: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Name and value of the fields of a dataclass that are not as usual, except those to skip."""
+def field_names(kind: type) -> set[str]:
+    """The fields of a dataclass."""
+    return {f.name for f in fields(typing.cast(Any, kind))}
+
+
+def digest(plain: Any) -> str:
+    """A short hash of a JSON value, the same for equal values."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def changed(value: Any, default: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Name and value of the fields of a dataclass that differ from the default's, except those to skip."""
     for f in fields(value):
         one = getattr(value, f.name)
-        if f.name not in skip and one != getattr(usual, f.name):
+        if f.name not in skip and one != getattr(default, f.name):
             yield f.name, one
+
+
+def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings on one level: `{"recipe": {"lr": 0.1}}` as `{"recipe.lr": 0.1}`."""
+    flat: dict[str, Any] = {}
+    for name, value in plain.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat

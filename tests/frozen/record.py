@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,44 +64,48 @@ def name_of(case: Case) -> str:
 
 
 RECIPE = ("last", "batch", "schedule", "clamp", "momentum", "weight_decay", "epochs")
-RUN = ("validation", "order", "select", "seed", "precision", "brightness")
+DATA = ("validation", "brightness")
+PROTOCOL = ("order", "select")
+REMEDY = ("alpha", "epsilon", "alpha_lr", "every", "hold_out", "count", "share", "mean")
+NAMES = {"hold": "hold_out"}
+"""settings that had another name when the records were made"""
 
 
-def made(
-    case: Case, dataset: str = "digits", device: str = "cpu", epochs: int = 3, base: int = 4, steps: int = 3
-) -> Any:
+def made(case: Case, dataset: str = "digits", epochs: int = 3, base: int = 4, steps: int = 3) -> Any:
     """The run of a case."""
-    from dataclasses import replace
-
-    from equipoise import Balanced, Meta, Relaxed, Standard, methods
+    from equipoise import methods
     from equipoise.data.datasets import SHAPES
-    from equipoise.runs.run import Run
+    from equipoise.runs.settings import Data, Protocol, Run
+    from equipoise.step import plan_for
 
     name, remedy, memory, settings = case
-    losses = {"standard": Standard, "balanced": Balanced, "relaxed": Relaxed, "meta": Meta}
-    own = {k: v for k, v in settings.items() if k not in RECIPE + RUN}
-    of_loss = {k: own.pop(k) for k in ("alpha", "epsilon", "alpha_lr", "every", "hold", "count") if k in own}
-    for old, new in (("old_share", "share"), ("separated_mean", "mean")):
-        if new in own:
-            own[old] = own.pop(new)
-    if remedy not in losses:
-        own["mitigation"] = remedy
-    method = methods.named(name)(losses.get(remedy, Standard)(**of_loss), **own)
-    usual = method.recipe(SHAPES[dataset])
-    recipe = replace(usual, epochs=epochs, **{k: v for k, v in settings.items() if k in RECIPE})
-    of_run = {k: v for k, v in settings.items() if k in RUN}
-    return Run(method, dataset, base=base, steps=steps, memory=memory, recipe=recipe, device=device, **of_run)
+    settings = {NAMES.get(k, k): v for k, v in settings.items()}
+
+    def of(names: tuple[str, ...]) -> dict[str, Any]:
+        return {k: v for k, v in settings.items() if k in names}
+
+    kind = methods.named(name)
+    rest = set(settings) - {*RECIPE, *DATA, *PROTOCOL, *REMEDY, "seed", "precision", "finetune"}
+    own: dict[str, Any] = {k: settings[k] for k in rest}
+    if "finetune" in settings:
+        usual: Any = kind()
+        own["finetune"] = replace(usual.finetune, epochs=20 if settings["finetune"] else 0)
+    method = kind(remedy=methods.remedy_named(remedy)(**of(REMEDY)), **own)
+    recipe = replace(method.recipe(plan_for(SHAPES[dataset])), epochs=epochs, **of(RECIPE))
+    protocol = Protocol(base, steps, memory=memory, **of(PROTOCOL))
+    return Run(method, Data(dataset, **of(DATA)), protocol, recipe, settings.get("seed", 0))
 
 
 def computed(case: Case) -> dict[str, Any]:
     """What a case comes to."""
     from equipoise import EquipoiseError
     from equipoise.runs.run import run
+    from equipoise.runs.settings import Machine
 
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            result = run(made(case), Path(folder) / "run")
+            result = run(made(case), Path(folder) / "run", Machine("cpu", case[3].get("precision", "auto")))
     except EquipoiseError:
         return {"refused": True}
     return {"alpha": result["alpha"], "confusion": result["confusion"]}
@@ -120,12 +125,13 @@ def on_gpu(case: Case, folder: Path) -> str:
     from equipoise import Learner
     from equipoise.data.datasets import load
     from equipoise.runs.run import run
+    from equipoise.runs.settings import Machine, Options
 
-    asked = made(case, "cifar100", "cuda", epochs=8, base=50, steps=5)
+    data = Path.home() / "data"
     place = folder / name_of(case).replace(" ", "_").replace("=", "-")
-    result = run(asked, place, data=Path.home() / "data")
+    result = run(made(case, "cifar100", 8, 50, 5), place, Machine("cuda"), Options(data))
     learner = Learner.load(place / "model", device="cuda")
-    z = learner.logits(load("cifar100", Path.home() / "data").test.x[:2000]).cpu().numpy()
+    z = learner.logits(load("cifar100", data).test.x[:2000]).cpu().numpy()
     digest = hashlib.sha256(np.ascontiguousarray(z).tobytes()).hexdigest()[:16]
     mib = max(step["training_mib"] for step in result["steps"])
     return f"{name_of(case)}: {result['average_incremental_accuracy']:.4f} {digest} {mib:.0f} MiB"

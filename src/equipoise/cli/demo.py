@@ -1,9 +1,10 @@
-"""The main job on embedded data: ten digits, five at once and then one by one, with and without memory."""
+"""`equipoise demo`: ten digits, five at once and then one by one, with and without memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +15,44 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..engine.train import Epoch
+from ..errors import UsageError
 from ..files import claim_folder
-from ..losses import Balanced, Loss, Meta, Relaxed, Standard
 from ..methods.il_baseline import ILBaseline
-from ..report.terminal import mean_and_deviation
+from ..remedies import Balanced, Meta, Relaxed, Remedy, Standard
+from ..report.terminal import for_output, mean_and_deviation
 from ..runs.folder import Result
-from ..runs.progress import Watch, duration
-from ..runs.run import Run, run
-from ..runs.shared_steps import Store
+from ..runs.progress import Watch, duration, fraction_done
+from ..runs.run import run
+from ..runs.settings import Data, Machine, Options, Protocol, Run
+from .words import parse
 
+PICTURES = ("accuracy.png", "confusion.png")
 MEMORY = "5"
-CASES: dict[str, tuple[Loss, ...]] = {
+CASES: dict[str, tuple[Remedy, ...]] = {
     MEMORY: (Standard(), Balanced(), Meta()),
     "0": (Standard(), Balanced(), Relaxed()),
 }
-"""the losses that are compared, by memory per class"""
-PICTURES = ("accuracy.png", "confusion.png")
+"""the remedies that are compared, by memory per class"""
+Results = dict[tuple[str, str], list[Result]]
+"""a result for each seed, by memory and remedy"""
+
+
+@dataclass
+class Demo:
+    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; three seeds."""
+
+    out: Path = Path("demo")
+    """folder for the runs and the pictures"""
+    seeds: int = 3
+    """how many seeds"""
+
+
+def demo_verb(argv: list[str]) -> None:
+    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; about a minute."""
+    f = parse(Demo, "demo", argv)
+    if f.seeds < 1:
+        raise UsageError(f"--seeds must be 1 or more, not {f.seeds}")
+    demo(f.out, range(f.seeds), for_output())
 
 
 class DemoWatch(Watch):
@@ -61,54 +84,53 @@ class DemoWatch(Watch):
 
     def epoch(self, e: Epoch) -> None:
         """Move the bar by a fraction of a run."""
-        part = (e.step + e.epoch / e.epochs) / len(self.images)
+        part = (e.step + fraction_done(self.work[e.step], e.stage, e.epoch)) / len(self.images)
         self.bar.update(self.task, completed=self.done + part, words=f"step {e.step}, loss {e.loss:.3f}")
 
 
 def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
-    """Run all cases, then print a table and a sentence, and draw the pictures."""
+    """Do all runs, then print a table and a sentence, and draw the pictures."""
     began = time.perf_counter()
-    torch.set_num_threads(1)  # such small nets only lose by more
-    store = Store(out / "store")
-    results: dict[tuple[str, str], list[Result]] = {}
-    todo = [(seed, memory, loss) for seed in seeds for memory, losses in CASES.items() for loss in losses]
-    folders = {case: out / f"{case[2].name}_memory-{case[1]}_seed-{case[0]}" for case in todo}
-    claim_folder(out, "demo", [*PICTURES, "store", *(folder.name for folder in folders.values())])
-    watch = DemoWatch(console, len(todo))
+    torch.set_num_threads(1)  # such small nets are only slower with more
+    cases = [(seed, memory, remedy) for seed in seeds for memory, remedies in CASES.items() for remedy in remedies]
+    folders = [out / f"{remedy.name}_memory-{memory}_seed-{seed}" for seed, memory, remedy in cases]
+    claim_folder(out, "demo", [*PICTURES, "store", *(folder.name for folder in folders)])
+    results: Results = {}
+    watch = DemoWatch(console, len(cases))
     with watch.bar:
-        for seed, memory, loss in todo:
-            words = f"{loss.name}, memory {memory}, seed {seed}"
+        for (seed, memory, remedy), folder in zip(cases, folders):
+            words = f"{remedy.name}, memory {memory}, seed {seed}"
             watch.next(words)
-            asked = Run(ILBaseline(loss), dataset="digits", base=5, steps=5, memory=memory, seed=seed, device="cpu")
-            result = run(asked, folders[seed, memory, loss], store=store, watch=watch)
-            results.setdefault((memory, loss.name), []).append(result)
+            one = Run(ILBaseline(remedy), Data("digits"), Protocol(base=5, steps=5, memory=memory), seed=seed)
+            result = run(one, folder, Machine(device="cpu"), Options(store=out / "store"), watch)
+            results.setdefault((memory, remedy.name), []).append(result)
             watch.finished(words, result)
     print_comparison(results, console)
     console.print(sentence(results), highlight=False, soft_wrap=True)
     for path in draw(results, out):
         console.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{len(todo)} runs, {duration(time.perf_counter() - began)}", highlight=False)
+    console.print(f"{len(cases)} runs, {duration(time.perf_counter() - began)}", highlight=False)
 
 
-def print_comparison(results: dict[tuple[str, str], list[Result]], console: Console) -> None:
-    """A row for each memory and loss."""
+def print_comparison(results: Results, console: Console) -> None:
+    """A row for each memory and remedy."""
     seeds = len(next(iter(results.values())))
     table = Table(
         title=f"Digits, 5 + 5 × 1 classes: accuracy in percent, mean ± deviation over {seeds} seed(s)",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("memory")
-    table.add_column("loss")
+    table.add_column("remedy")
     for name in ("average", "final", "final base", "final new"):
         table.add_column(name, justify="right", no_wrap=True)
-    for k, (memory, losses) in enumerate(CASES.items()):
+    for k, (memory, remedies) in enumerate(CASES.items()):
         if k:
             table.add_section()
-        for loss in losses:
-            group = results[memory, loss.name]
+        for remedy in remedies:
+            group = results[memory, remedy.name]
             finals = [[r["final"][key] for r in group] for key in ("top1", "base", "new")]
             columns = [[r["average_incremental_accuracy"] for r in group], *finals]
-            table.add_row(memory, loss.name, *(mean_and_deviation(c) for c in columns))
+            table.add_row(memory, remedy.name, *(mean_and_deviation(c) for c in columns))
     console.print(table)
 
 
@@ -117,30 +139,30 @@ def average(group: Sequence[Result]) -> float:
     return float(np.mean([r["average_incremental_accuracy"] for r in group]))
 
 
-def sentence(results: dict[tuple[str, str], list[Result]]) -> str:
+def sentence(results: Results) -> str:
     """What happened, whatever it was."""
     parts = []
-    for memory, losses in CASES.items():
+    for memory, remedies in CASES.items():
         where = f"with {memory} images per class in memory" if memory != "0" else "without memory"
         standard = average(results[memory, "standard"])
         others = []
-        for loss in losses[1:]:
-            gain = average(results[memory, loss.name]) - standard
+        for remedy in remedies[1:]:
+            gain = average(results[memory, remedy.name]) - standard
             verdict = f"{abs(gain):.1f} points {'above' if gain > 0 else 'below'}" if gain else "like"
-            others.append(f"{loss.name} ends {verdict} standard")
+            others.append(f"{remedy.name} ends {verdict} standard")
         parts.append(f"{where}, {' and '.join(others)} ({standard:.1f}%)")
     text = "; ".join(parts)
     return f"In average incremental accuracy, {text}."
 
 
-def draw(results: dict[tuple[str, str], list[Result]], out: Path) -> list[Path]:
+def draw(results: Results, out: Path) -> list[Path]:
     """The curves of all cases, and the confusion matrices of their first seed."""
     from ..report import figures  # matplotlib is slow to import, and only pictures need it
 
     titles = {m: f"{m} images per class in memory" if m != "0" else "no memory" for m in CASES}
     panels = {
-        titles[memory]: [(loss.name.capitalize(), results[memory, loss.name]) for loss in losses]
-        for memory, losses in CASES.items()
+        titles[memory]: [(remedy.name.capitalize(), results[memory, remedy.name]) for remedy in remedies]
+        for memory, remedies in CASES.items()
     }
     matrices = [(f"{name}, {title}", group[0]) for title, curves in panels.items() for name, group in curves]
     return [

@@ -1,4 +1,4 @@
-"""The button: which runs the paper's tables take, which of them are recorded, and doing those that are not."""
+"""The paper's tables at the command line: which runs they take, which are recorded, and doing those that are not."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from ..paper import Table
 from ..paper.match import NONE, Records, fill, lacking, missing, recorded, wanted
 from ..report import costs
 from ..report import tables as written
+from ..report.terminal import for_output
 from ..runs import estimate, queue
 from ..runs.command import command
 from ..runs.progress import duration
 from ..runs.queue_progress import QueueWatch
-from ..runs.run import Run
-from ..runs.run import run as do
+from ..runs.run import run as run_one
+from ..runs.settings import Machine, Run
 from ..runs.workers import Local
 
 FORMATS = {"markdown": written.markdown, "latex": written.latex}
 COSTS = {"markdown": costs.markdown, "latex": costs.latex, "csv": costs.comma_separated}
 
 
-def say(words: str) -> None:
-    """Tell a person what takes so long, beside the output."""
+def tell(words: str) -> None:
+    """Print to stderr what takes so long, beside the output."""
     print(words, file=sys.stderr, flush=True)
 
 
-def chosen(names: Sequence[str], dataset: str | None, rows: str | None) -> list[Table]:
+def choose_tables(names: Sequence[str], dataset: str | None, rows: str | None) -> list[Table]:
     """The tables of these names, all if none are named: of one data set, or of rows whose names hold these words."""
     tables = [paper.table(name) for name in names] if names else paper.tables()
     if dataset is not None:
@@ -44,48 +45,50 @@ def chosen(names: Sequence[str], dataset: str | None, rows: str | None) -> list[
         tables = [paper.rehearsed(table) if dataset == "digits" else table.on(dataset) for table in tables]
     if rows is not None:
         known = list(dict.fromkeys(row.name for table in tables for row in table.rows))
-        meant = rows_meant(rows, known)
-        tables = [replace(table, rows=tuple(row for row in table.rows if row.name in meant)) for table in tables]
+        names_of_rows = match_rows(rows, known)
+        tables = [
+            replace(table, rows=tuple(row for row in table.rows if row.name in names_of_rows)) for table in tables
+        ]
     tables = [table for table in tables if table.rows]
     if not tables:
         raise UsageError(f"{' and '.join(names) or 'the paper'} has nothing on {dataset}: leave out --dataset")
     return tables
 
 
-def rows_meant(said: str, known: Sequence[str]) -> set[str]:
-    """The rows that are meant: one by its whole name, which may hold a comma, or by words, separated by commas.
+def match_rows(words: str, known: Sequence[str]) -> set[str]:
+    """The rows of these words: one by its whole name, which may hold a comma, or several, separated by commas.
 
     A word is a whole name, or else a part of names, or a pattern such as podnet*.
     """
     names = {name.lower(): name for name in known}
-    if said.strip().lower() in names:
-        return {names[said.strip().lower()]}
-    meant: set[str] = set()
-    for word in filter(None, (part.strip().lower() for part in said.split(","))):
+    if words.strip().lower() in names:
+        return {names[words.strip().lower()]}
+    matched: set[str] = set()
+    for word in filter(None, (part.strip().lower() for part in words.split(","))):
         alike = (name for low, name in names.items() if word in low or fnmatchcase(low, word))
         found = {names[word]} if word in names else set(alike)
         if not found:
             raise unknown("row", word, known)
-        meant |= found
-    if not meant:
-        raise UsageError(f"--rows {said!r} names no row; there is: {'; '.join(known)}")
-    return meant
+        matched |= found
+    if not matched:
+        raise UsageError(f"--rows {words!r} names no row; there is: {'; '.join(known)}")
+    return matched
 
 
-def needed(tables: Sequence[Table]) -> list[str]:
+def missing_data(tables: Sequence[Table]) -> list[str]:
     """Data sets that these tables need and that cannot be loaded."""
     runs = [cell.run for table in tables for row in table.rows for cell in row.cells if cell.run is not None]
     return sorted({name for run in runs if (name := lacking(run)) is not None})
 
 
-def results_in(folder: Path) -> Records:
+def read_results(folder: Path) -> Records:
     """What is recorded there; nothing if the folder is not there yet."""
     return recorded(folder) if folder.exists() else NONE
 
 
-def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
+def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
     """What there is: tables and figures, their runs, and how long those that are missing would take on a device."""
-    records = results_in(folder)
+    records = read_results(folder)
     made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {seeds} seed(s) of each run")
     for name in ("name", "what", "runs", "recorded", "missing", "one at a time", "not here"):
         made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
@@ -94,37 +97,32 @@ def overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | No
         left = missing(runs, records, table.alone)
         took = "–"
         if left and device is not None:
-            took = duration(estimate.estimate(with_device(left, device), say, shared=not table.alone).seconds)
+            took = duration(estimate.estimate(left, device, tell, shared=not table.alone).seconds)
         counts = (len(runs), len(runs) - len(left), len(left))
         others = {cell.run for row in table.rows for cell in row.cells if cell.run and lacking(cell.run)}
-        needs = f"{len(others) * seeds} runs need {' and '.join(needed([table]))}" if others else ""
+        needs = f"{len(others) * seeds} runs need {' and '.join(missing_data([table]))}" if others else ""
         made.add_row(table.id, table.caption, *map(str, counts), took, needs)
     console.print(made)
 
 
-def with_device(runs: Sequence[Run], device: str) -> list[Run]:
-    """The same runs on that device."""
-    return [replace(run, device=device) for run in runs]
-
-
-def left_of(tables: Sequence[Table], records: Records, seeds: int, device: str, alone: bool) -> list[Run]:
+def find_missing(tables: Sequence[Table], records: Records, seeds: int, alone: bool) -> list[Run]:
     """The runs that are missing of the tables whose runs are timed `alone`, or of the others."""
     own = [table for table in tables if table.alone == alone]
-    return with_device(missing(wanted(own, seeds), records, alone), device)
+    return missing(wanted(own, seeds), records, alone)
 
 
-def plan(tables: Sequence[Table], folder: Path, seeds: int, device: str, console: Console) -> None:
-    """Say which runs are missing, and what they would take."""
-    records = results_in(folder)
+def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, console: Console) -> None:
+    """Print which runs are missing, and what they would take."""
+    records = read_results(folder)
     count, seconds, mib = 0, 0.0, 0.0
     for alone in (False, True):
-        runs = left_of(tables, records, seeds, device, alone)
-        for asked in sorted(runs, key=lambda run: -sum(estimate.images_of(run))):
-            took = estimate.estimate([asked], say)
-            images = sum(estimate.images_of(asked))
+        runs = find_missing(tables, records, seeds, alone)
+        for run in sorted(runs, key=lambda run: -sum(estimate.images_of(run))):
+            took = estimate.estimate([run], machine.device, tell)
+            images = sum(estimate.images_of(run))
             words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
-            console.print(f"{command(asked)}  # {words}", highlight=False, soft_wrap=True)
-        took = estimate.estimate(runs, say, shared=not alone)
+            console.print(f"{command(run, machine)}  # {words}", highlight=False, soft_wrap=True)
+        took = estimate.estimate(runs, machine.device, tell, shared=not alone)
         count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
     if count:
         words = f"{count} run(s), {duration(seconds)} one after the other, at this speed"
@@ -133,32 +131,28 @@ def plan(tables: Sequence[Table], folder: Path, seeds: int, device: str, console
         console.print("nothing is missing of what can be run here")
 
 
-def reproduce(
-    tables: Sequence[Table], folder: Path, seeds: int, device: str, on: Local, console: Console
-) -> list[queue.Job]:
+def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, on: Local) -> list[queue.Job]:
     """Do the runs that are missing; those that are timed one at a time, after the others, with nothing reused."""
-    records = results_in(folder)
+    records = read_results(folder)
     done: list[queue.Job] = []
     for alone in (False, True):
-        runs = left_of(tables, records, seeds, device, alone)
-        here = replace(on, workers=1, store=None) if alone else on
+        runs = find_missing(tables, records, seeds, alone)
+        here = replace(on, workers=1, options=replace(on.options, store=None)) if alone else on
         jobs: list[queue.Job] = []
-        for dataset in dict.fromkeys(run.dataset for run in runs):
-            parent = folder / ("alone" if alone else dataset)
-            jobs += queue.planned([run for run in runs if run.dataset == dataset], parent, on.data)
-        jobs = queue.longest_first(jobs)
+        for dataset in dict.fromkeys(run.data.name for run in runs):
+            parent, own = folder / ("alone" if alone else dataset), [run for run in runs if run.data.name == dataset]
+            jobs += queue.plan_jobs(own, machine, parent, on.options.data)
+        jobs = queue.sort_longest_first(jobs)
         if jobs:
-            with QueueWatch(console, jobs, shared=here.store is not None) as watch:
-                queue.map(do, jobs, here, watch.tell)
+            with QueueWatch(for_output(), jobs, shared=here.options.store is not None) as watch:
+                queue.map(run_one, jobs, here, watch.tell)
         done += jobs
     return done
 
 
-def print_tables(
-    tables: Sequence[Table], folder: Path, seeds: int | None, form: str, commands: bool, console: Console
-) -> None:
+def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, form: str, commands: bool) -> None:
     """Measured and published side by side: for the terminal, or in a format for elsewhere."""
-    records = results_in(folder)
+    console = for_output()
     for i, table in enumerate(tables):
         filled = fill(table, records, seeds)
         if table.alone:
@@ -185,8 +179,7 @@ def print_costs(made: costs.Costs, form: str, commands: bool, console: Console) 
         print(COSTS[form](made, commands))
 
 
-def refuse_what_needs(tables: Sequence[Table]) -> None:
-    """Say which data sets would be needed for the rest."""
-    lacking = needed(tables)
-    if lacking:
-        raise RunError(f"this version cannot load {' and '.join(lacking)}: the cells that need it are left empty")
+def refuse_planned(tables: Sequence[Table]) -> None:
+    """Refuse what needs a data set that this version cannot load."""
+    if planned := missing_data(tables):
+        raise RunError(f"this version cannot load {' and '.join(planned)}: the cells that need it are left empty")

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..errors import check
-from ..settings import later
 
 FINE = 2**24
 """steps from the darkest to the brightest: as many as fp32 tells apart, and whole, like all that is drawn"""
@@ -26,7 +24,7 @@ class Crop:
     """largest shift in pixels, up, down, left and right; 0 for none"""
     flip: bool = True
     """whether half of the images are mirrored left to right"""
-    brightness: float = later(0.0)
+    brightness: float = 0.0
     """how much darker or brighter an image becomes at most: a factor from 1 − brightness to 1 + brightness"""
 
     def __post_init__(self) -> None:
@@ -38,10 +36,6 @@ class Crop:
         """How many random numbers an image takes."""
         return 4 if self.brightness else 3
 
-    def padded(self, x: Tensor) -> Tensor:
-        """The images with a black margin, made once; a crop is then a plain gather."""
-        return F.pad(x, (self.pad,) * 4) if self.pad else x
-
     def draw(self, shape: tuple[int, ...], gen: torch.Generator) -> Tensor:
         """The random numbers for `shape` images, int64 (*shape, numbers): offset down, offset right, mirror or not,
         and where it is asked for the brightness, from 0 to FINE."""
@@ -52,14 +46,18 @@ class Crop:
             drawn.append(torch.randint(0, FINE + 1, (*shape, 1), generator=gen, device=gen.device))
         return torch.cat(drawn, -1)
 
-    def __call__(self, padded: Tensor, which: Tensor, drawn: Tensor) -> Tensor:
-        """The uint8 images `which` of `padded`, changed as `drawn` says; one gather, no loop."""
-        h, w = padded.shape[-2] - 2 * self.pad, padded.shape[-1] - 2 * self.pad
-        across = torch.arange(w, device=padded.device)
-        down = torch.arange(h, device=padded.device) + drawn[:, 0:1]
-        right = torch.where(drawn[:, 2:3] > 0, w - 1 - across, across) + drawn[:, 1:2]
+    def __call__(self, x: Tensor, which: Tensor, drawn: Tensor) -> Tensor:
+        """The uint8 images `which` of x, changed as `drawn` says: one gather, no loop, and no padded copy of x."""
+        h, w = x.shape[-2:]
+        across = torch.arange(-self.pad, w - self.pad, device=x.device)
+        down = torch.arange(-self.pad, h - self.pad, device=x.device) + drawn[:, 0:1]
+        right = torch.where(drawn[:, 2:3] > 0, w - 1 - 2 * self.pad - across, across) + drawn[:, 1:2]
+        rows, columns = down.clamp(0, h - 1), right.clamp(0, w - 1)
         # Index tensors on both sides of a slice put the channels last in memory, which convolutions like.
-        nhwc = padded[which[:, None, None], :, down[:, :, None], right[:, None, :]]
+        nhwc = x[which[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+        if self.pad:  # beyond the edge it is black
+            inside = (rows == down)[:, :, None] & (columns == right)[:, None, :]
+            nhwc = nhwc * inside[..., None]
         if self.brightness:
             factor = 1 + self.brightness * (2 * drawn[:, 3] / FINE - 1)
             nhwc = (nhwc * factor[:, None, None, None]).clamp(max=255).to(nhwc.dtype)  # towards 0, as Pillow rounds

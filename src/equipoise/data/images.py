@@ -1,4 +1,4 @@
-"""Labelled images on a device, and sums over them."""
+"""Images on a device, and what is counted and added up by class."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled images, whole and on one device: `x` is uint8 (n, channels, height, width), `y` int64 (n,)."""
+    """Labelled images, whole and on one device: `x` is uint8 (n, channels, height, width), `y` int64 (n,).
+
+    Pixels lie here once; training sets, exemplars and batches are positions.
+    """
 
     x: Tensor
     y: Tensor
+    id: str = ""
+    """a hash of all pixels and labels, where it is known"""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -24,17 +29,24 @@ class Images:
 
     def to(self, device: torch.device | str) -> Images:
         """The same images on another device."""
-        return Images(self.x.to(device), self.y.to(device))
+        return Images(self.x.to(device), self.y.to(device), self.id)
 
-    def of(self, first: int, last: int) -> Images:
-        """The images of the classes first, ..., last - 1."""
-        return self[(self.y >= first) & (self.y < last)]
+    def positions(self, first: int, last: int) -> Tensor:
+        """Where the images of the classes first, ..., last - 1 are."""
+        return ((self.y >= first) & (self.y < last)).nonzero()[:, 0]
 
-    def fingerprint(self) -> str:
-        """A hash of every pixel and label: equal only for equal data in equal order."""
-        h = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
-        h.update(self.x.contiguous().cpu().numpy().data)
-        h.update(self.y.contiguous().cpu().numpy().data)
+    def fingerprint(self, where: Tensor | None = None) -> str:
+        """A hash of every pixel and label, or of those at some positions: equal only for equal data in equal order."""
+        if where is not None:
+            if not self.id:
+                return self[where].fingerprint()
+            h = hashlib.sha256(self.id.encode())
+            h.update(where.cpu().numpy().data)
+            h.update(self.y[where].cpu().numpy().data)
+        else:
+            h = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
+            h.update(self.x.contiguous().cpu().numpy().data)
+            h.update(self.y.contiguous().cpu().numpy().data)
         return h.hexdigest()
 
 

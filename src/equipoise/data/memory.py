@@ -1,6 +1,6 @@
 """The exemplars: how many may be kept, which ones, and in which order they are given up.
 
-A memory is `Images` sorted by class, best exemplar first: giving some up keeps a prefix of each class.
+A memory is positions of images, class by class, best exemplar first: giving some up keeps a prefix of each class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UsageError
-from .images import Images, join
 
 EVERYTHING = 10**12
 """more images than any class has"""
@@ -56,16 +55,16 @@ def ranks(y: Tensor) -> Tensor:
     return places
 
 
-def keep(memory: Images, m: int) -> Images:
-    """The first m exemplars of every class."""
-    return memory[ranks(memory.y) < m]
+def keep(memory: Tensor, y: Tensor, m: int) -> Tensor:
+    """The first m exemplars of every class, of a memory with labels y."""
+    return memory[ranks(y) < m]
 
 
-def herding(h: Tensor, y: Tensor, m: int) -> Tensor:
+def herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) -> Tensor:
     """The first m exemplars of every class by herding (Welling, 2009), as iCaRL uses it: indices, class by class.
 
-    Features are L2-normalised; the k-th exemplar is the image, not yet chosen, that brings the mean of the
-    chosen ones nearest to the mean μ of the class: argmin_x ‖μ − (x + Σ chosen) / k‖. All classes at once, in
+    Features are L2-normalised (`unit_length`); the k-th exemplar is the image, not yet chosen, that brings the mean of
+    the chosen ones nearest to the mean μ of the class: argmin_x ‖μ − (x + Σ chosen) / k‖. All classes at once, in
     float64, so that rounding does not choose differently on another device.
     """
     order = torch.argsort(y, stable=True)
@@ -75,7 +74,8 @@ def herding(h: Tensor, y: Tensor, m: int) -> Tensor:
     table = order.new_zeros(len(counts), int(counts.max())).index_put((row, column), order)
     free = torch.zeros_like(table, dtype=torch.bool).index_put((row, column), torch.ones_like(row).bool())
 
-    D = F.normalize(h.double(), dim=1)[table] * free[..., None]
+    h = F.normalize(h.double(), dim=1) if unit_length else h.double()
+    D = h[table] * free[..., None]
     mu = D.sum(1) / counts[:, None]
     chosen_sum = torch.zeros_like(mu)
     picks = []
@@ -98,14 +98,23 @@ def at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:
     return order[ranks(y[order]) < m]
 
 
-def hold_out(images: Images, h: int, gen: torch.Generator) -> tuple[Images, Images]:
-    """The images without h of every class, drawn at random, and those: Algorithm 1's D_t and B_t."""
-    which = at_random(images.y, h, gen)
-    held = torch.zeros(len(images), dtype=torch.bool, device=images.y.device)
-    held[which] = True
-    return images[~held], images[which]
+def hold_out(y: Tensor, h: int, gen: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Indices of the images but h of every class, drawn at random, and of those: Algorithm 1's D_t and B_t."""
+    which = at_random(y, h, gen)
+    kept = torch.ones(len(y), dtype=torch.bool, device=y.device).index_fill(0, which, False)
+    return kept.nonzero()[:, 0], which
 
 
-def update(memory: Images | None, new: Images, m: int) -> Images:
-    """The memory after a step: m of every old class, then the new exemplars, which come class by class."""
-    return keep(new if memory is None else join(memory, new), m)
+def oversample(group: Tensor, wanted: Tensor, gen: torch.Generator) -> Tensor:
+    """Indices of an epoch, shuffled, with `wanted[k]` images of group k.
+
+    Images of which there are too few come again and again, each as often as the others, give or take one.
+    """
+    counts = torch.bincount(group)
+    random = torch.rand(len(group), generator=gen, device=gen.device, dtype=torch.float64)
+    order = torch.argsort(group + random)  # group after group, each shuffled
+    # Of every group as many places as are wanted, which count from 0 to its last image and begin again.
+    place = torch.arange(int(wanted.sum()), device=group.device) - (wanted.cumsum(0) - wanted).repeat_interleave(wanted)
+    first = counts.cumsum(0) - counts
+    which = order[first.repeat_interleave(wanted) + place % counts.repeat_interleave(wanted)]
+    return which[torch.randperm(len(which), generator=gen, device=gen.device)]

@@ -41,26 +41,19 @@ def class_order(order: str, classes: int) -> list[int]:
     return ids_in_file
 
 
-def step_sizes(classes: int, base: int, steps: int | None, increment: int | None) -> tuple[int, ...]:
+def step_sizes(classes: int, base: int, steps: int) -> tuple[int, ...]:
     """How many classes each step brings: the base step's, then the others', all of them equal."""
-    for name, value in (("base", base), ("steps", steps), ("increment", increment)):
-        if value is not None and not isinstance(value, numbers.Integral):
+    for name, value in (("base", base), ("steps", steps)):
+        if not isinstance(value, numbers.Integral):
             raise UsageError(f"--{name} must be a whole number, not {value!r}")
     if not 2 <= base < classes:
         raise UsageError(
             f"--base {base} must be from 2 to {classes - 1}: there are {classes} classes to learn, in steps"
         )
     rest = classes - base
-    for name, value in (("steps", steps), ("increment", increment)):
-        if value is not None and (value < 1 or rest % value):
-            fits = ", ".join(str(k) for k in range(1, rest + 1) if rest % k == 0)
-            raise UsageError(
-                f"--{name} {value} does not divide the {rest} classes left after the base step; what does: {fits}"
-            )
-    if steps is None:
-        if increment is None:
-            raise UsageError("say how the classes after the base step come: --steps or --increment")
-        steps = rest // increment
-    elif increment is not None and steps * increment != rest:
-        raise UsageError(f"--steps {steps} and --increment {increment} disagree: {rest} classes are left; give one")
+    if steps < 1 or rest % steps:
+        fits = ", ".join(str(k) for k in range(1, rest + 1) if rest % k == 0)
+        raise UsageError(
+            f"--steps {steps} does not divide the {rest} classes left after the base step; what does: {fits}"
+        )
     return (base,) + (rest // steps,) * steps

@@ -10,12 +10,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..errors import full_gpu
+from ..errors import is_gpu_full
 from .gpu import STREAMS
 from .kernels.launch import together
 
@@ -35,11 +36,11 @@ log = logging.getLogger("equipoise")
 
 
 class UnfitError(Exception):
-    """An engine is not made for what is to be trained, and why; the next one is. Said only if it was asked for."""
+    """This engine does not support the model, and why; the next one is tried."""
 
 
 class Aside:
-    """A second stream of a GPU: `with aside:` is done beside what follows, until `join` waits; on a CPU, in turn.
+    """Runs the block `with aside:` on a second stream of the GPU; `join` makes the main stream wait. None on a CPU.
 
     What is read aside must live until the join: memory that its own stream gives back is used again at once.
     """
@@ -63,44 +64,59 @@ class Aside:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
-def prepared(
-    engine: Engine, make: Callable[[Engine], Steps], state: Sequence[Tensor], asked: bool = False
+def prepare(
+    engine: Engine,
+    make: Callable[[Engine], Steps],
+    state: Sequence[Tensor],
+    requested: bool = False,
+    generators: Sequence[torch.Generator] = (),
 ) -> tuple[Steps, Engine]:
-    """The steps that `make` makes for an engine, ready to be called as it says.
+    """The steps that `make` makes for an engine, ready to be called, and the engine that was taken.
 
-    `state` is every tensor that a step changes; it is left as it was. Where a compiler, a driver or an operator does
-    not go along, that is said and the next simpler engine is taken; the one taken is returned too. An engine that is
-    not made for this is passed over, with a word where it was `asked` for by name.
+    `state` is every tensor that a step changes; it is left as it was. Where a compiler, a driver or an operator fails,
+    a warning says so and the next simpler engine is taken. An engine that does not support the model is passed over,
+    with a warning where it was `requested` by name. A step draws its random numbers from `generators`, if any.
     """
     for attempt in ENGINES[ENGINES.index(engine) :]:
         if attempt == "eager":
             break
         try:
-            return [captured(step, state) for step in make(attempt)], attempt
+            return [capture(step, state, generators) for step in make(attempt)], attempt
         except UnfitError as error:
-            if asked:
+            if requested:
                 simpler = ENGINES[ENGINES.index(attempt) + 1]
                 log.warning("training is %s instead of %s: %s", simpler, attempt, error)
         except Exception as error:
-            if full_gpu(error):
+            if is_gpu_full(error):
                 raise  # a simpler engine needs no less
+            before = [t.detach().clone() for t in state]
+            make("eager")[0]()  # a fault in an objective is raised here, as what it is
+            put_back(state, before)
             reason = str(error).strip().splitlines()
             log.warning("training cannot be %s here, and is slower: %s", attempt, reason[0] if reason else repr(error))
     return make("eager"), "eager"
 
 
-def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+def put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Give tensors the values that they had before."""
+    with torch.no_grad():
+        for t, old in zip(state, before):
+            t.copy_(old)
+
+
+def capture(
+    step: Callable[[], None], state: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
+) -> Callable[[], None]:
     """`step` as a CUDA graph that does the same to the same tensors; `state` is what it changes, left as it was."""
-    before = [t.clone() for t in state]
+    before = [t.detach().clone() for t in state]
     with RECORDING:
-        return _captured(step, state, before)
+        return _capture(step, state, before, generators)
 
 
-def _captured(step: Callable[[], None], state: Sequence[Tensor], before: Sequence[Tensor]) -> Callable[[], None]:
-    def restore() -> None:
-        with torch.no_grad():
-            for t, old in zip(state, before):
-                t.copy_(old)
+def _capture(
+    step: Callable[[], None], state: Sequence[Tensor], before: Sequence[Tensor], generators: Sequence[torch.Generator]
+) -> Callable[[], None]:
+    restore = partial(put_back, state, before)
 
     aside = STREAMS.get(torch.device("cuda"), "recording")
     aside.wait_stream(torch.cuda.current_stream())
@@ -114,6 +130,8 @@ def _captured(step: Callable[[], None], state: Sequence[Tensor], before: Sequenc
                 restore()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
+        for generator in generators:  # so that each replay goes on drawing from it
+            graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
             step()
     except BaseException:

@@ -13,7 +13,7 @@ twice but the objective, which is small: the usual way, a backward pass through 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,23 +21,30 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..losses import full_precision
-from ..method import Method, Out, Recipe, Step
-from ..nets import Features, Net
-
-SMALLEST = 1e-3
-"""α stays at or above this; the paper asks for a positive number only"""
-
-Weights = dict[str, Tensor]
+from ..method import Method
+from ..nets import Batch, Features, Net, Out
+from ..step import Adapt, Objective, Recipe, Step
+from .batches import Batches
+from .sgd import Trained, Weights, look_ahead
 
 
-def lookahead(weights: Weights, grads: Weights, momentum: Weights, lr: Tensor, recipe: Recipe) -> Weights:
-    """θ*: where SGD with the recipe's momentum and weight decay would go from here."""
-    w, g, b = ([group[name] for name in weights] for group in (weights, grads, momentum))
-    if recipe.clamp:
-        g = [one.clamp(-recipe.clamp, recipe.clamp) for one in g]
-    move = torch._foreach_add(g, w, alpha=recipe.weight_decay)
-    torch._foreach_add_(move, b, alpha=recipe.momentum)
-    return dict(zip(weights, torch._foreach_sub(w, torch._foreach_mul(move, lr))))
+@dataclass(frozen=True)
+class Ahead:
+    """What it takes to look one step ahead."""
+
+    groups: list[Trained]
+    momentum: Weights
+    recipe: Recipe
+    held: Batches
+    """B_t"""
+    bf16: bool
+    features: Features | None
+    """stands in for the net's own, at other weights"""
+
+    @property
+    def weights(self) -> Weights:
+        """All that are trained."""
+        return {name: w for group in self.groups for name, w in group.weights.items()}
 
 
 def validation_gradient(
@@ -45,7 +52,7 @@ def validation_gradient(
 ) -> list[Tensor]:
     """v: the gradient of the plain softmax cross-entropy of a balanced batch, at the given weights.
 
-    It moves copies of the batch-norm statistics, so that the net's own do not feel it.
+    It updates copies of the batch-norm statistics, so that the net's own are left alone.
     """
     at = {name: w.detach().requires_grad_() for name, w in weights.items()}
     buffers = {name: b.clone() for name, b in net.named_buffers()}
@@ -55,53 +62,42 @@ def validation_gradient(
     return list(torch.autograd.grad(loss, list(at.values()), materialize_grads=True))
 
 
-def influence(method: Method, s: Step, y: Tensor, out: Out, ref: Out | None, weights: Weights) -> list[Tensor]:
-    """∂/∂θ [∂L_train/∂α] on the batch that gave `out`, whose graph is kept for whoever needs it next."""
-    parts = [out.z, out.h, *out.maps, *out.extra.values()]
+def influence(adapt: Adapt, method: Method, objective: Objective, s: Step, b: Batch, weights: Weights) -> list[Tensor]:
+    """∂/∂θ [∂L_train/∂α] on the batch that gave `b.out`, whose graph is kept for whoever needs it next."""
+    parts = [b.out.z, b.out.h, *b.out.maps, *b.out.extra.values()]
     leaves = [part.detach().requires_grad_() for part in parts]
-    names, last = list(out.extra), 2 + len(out.maps)
-    copy = Out(leaves[0], leaves[1], leaves[2:last], dict(zip(names, leaves[last:])))
-    alpha = s.state["alpha"].detach().requires_grad_()
-    loss = method.objective(replace(s, lam=method.loss.lam(s.n, s.past, alpha)), y, copy, ref)
+    last = 2 + len(b.out.maps)
+    copy = Out(leaves[0], leaves[1], leaves[2:last], dict(zip(b.out.extra, leaves[last:])))
+    alpha = s.state[adapt.name].detach().requires_grad_()
+    at_alpha = replace(s, state={**s.state, adapt.name: alpha})
+    at_alpha = replace(at_alpha, lam=method.lam(at_alpha))
+    loss = objective(at_alpha, b._replace(out=copy))
     (slope,) = torch.autograd.grad(loss, alpha, create_graph=True)
     u = torch.autograd.grad(slope, leaves, allow_unused=True)
-    felt = [(part, du) for part, du in zip(parts, u) if du is not None and part.requires_grad]
-    through, by = [part for part, _ in felt], [du for _, du in felt]
-    given = torch.autograd.grad(through, list(weights.values()), by, retain_graph=True, materialize_grads=True)
-    return list(given)
+    reached = [(part, du) for part, du in zip(parts, u) if du is not None and part.requires_grad]
+    through, by = [part for part, _ in reached], [du for _, du in reached]
+    return list(torch.autograd.grad(through, list(weights.values()), by, retain_graph=True, materialize_grads=True))
 
 
-def hyper_gradient(d_alpha: list[Tensor], v: list[Tensor], lr: Tensor) -> Tensor:
-    """dL_val(θ*)/dα = −η ⟨∂/∂θ [∂L_train/∂α], v⟩."""
-    products = torch._foreach_mul(d_alpha, v)
-    return -lr * torch.stack([product.sum() for product in products]).sum()
+def hyper_gradient(d_alpha: Weights, v: Weights, groups: list[Trained]) -> Tensor:
+    """dL_val(θ*)/dα = −⟨∂/∂θ [∂L_train/∂α], η v⟩, where each group of weights has a learning rate η of its own."""
+    total = []
+    for group in groups:
+        products = torch._foreach_mul([d_alpha[k] for k in group.weights], [v[k] for k in group.weights])
+        total.append(-group.lr * torch.stack([product.sum() for product in products]).sum())
+    return torch.stack(total).sum()
 
 
-def update_alpha(
-    method: Method,
-    s: Step,
-    batch: tuple[Tensor, Out, Out | None],
-    balanced: tuple[Tensor, Tensor],
-    weights: Weights,
-    grads: Weights,
-    momentum: Weights,
-    lr: Tensor,
-    recipe: Recipe,
-    alpha_lr: float,
-    bf16: bool = False,
-    features: Features | None = None,
-) -> None:
-    """One update of α (and of λ) in place; `grads` are those of the objective on `batch` at the present α.
-
-    `batch` is its labels, and what the net and the previous net said to it; `balanced` is images and labels.
-    """
-    d_alpha = influence(method, s, *batch, weights)
-    if recipe.clamp:  # what is clamped does not feel α
-        d_alpha = [d.where(g.abs() <= recipe.clamp, 0) for d, g in zip(d_alpha, grads.values())]
+def update(adapt: Adapt, method: Method, objective: Objective, s: Step, b: Batch, grads: Weights, ahead: Ahead) -> None:
+    """One update of α, and of λ, in place; `grads` are those of the objective on the batch at the present α."""
+    weights, recipe = ahead.weights, ahead.recipe
+    d_alpha = dict(zip(weights, influence(adapt, method, objective, s, b, weights)))
+    if recipe.clamp:  # what is clamped does not depend on α
+        d_alpha = {k: d.where(grads[k].abs() <= recipe.clamp, 0) for k, d in d_alpha.items()}
     with torch.no_grad():
-        star = lookahead(weights, grads, momentum, lr, recipe)
-    v = validation_gradient(s.net, star, *balanced, bf16, features)
+        star = look_ahead(ahead.groups, grads, ahead.momentum, recipe)
+    v = dict(zip(star, validation_gradient(s.net, star, *ahead.held.take(), ahead.bf16, ahead.features)))
     with torch.no_grad():
-        alpha = s.state["alpha"]
-        alpha.copy_((alpha - alpha_lr * hyper_gradient(d_alpha, v, lr)).clamp_min(SMALLEST))
-        s.lam.copy_(method.loss.lam(s.n, s.past, alpha))
+        alpha = s.state[adapt.name]
+        alpha.copy_((alpha - adapt.lr * hyper_gradient(d_alpha, v, ahead.groups)).clamp_min(adapt.least))
+        s.lam.copy_(method.lam(s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -14,21 +14,17 @@ import torch._functorch.config
 from torch import Tensor
 
 from ..data.augment import Crop
-from ..data.images import Images
+from ..data.randomness import generator, seed_for
 from ..errors import RunError
-from ..losses import Meta
-from ..method import Method, Recipe, Step
-from ..nets import Features
-from ..nets.backbones import RESIDUAL, Backbone
-from ..randomness import generator
+from ..method import Method
+from ..nets import Batch, Features, Out
+from ..step import More, Stage, Step
 from . import meta
-from .cuda_graph import Aside, Engine, UnfitError, prepared
+from .batches import Batches, Second, Table, shuffle
+from .cuda_graph import Aside, Engine, prepare
 from .gpu import count_memory_anew, recent_peak_memory
-
-HELD_BATCH = 128
-"""images of B_t in an update of α; all of them where there are fewer"""
-
-Weights = dict[str, Tensor]
+from .sgd import Weights, gradient, select, sgd_
+from .stand_ins import stand_ins
 
 
 class Epoch(NamedTuple):
@@ -36,6 +32,8 @@ class Epoch(NamedTuple):
 
     step: int
     """t, from 0"""
+    stage: str
+    """which training of the step"""
     epoch: int
     """epochs done, from 1"""
     epochs: int
@@ -49,274 +47,249 @@ class Epoch(NamedTuple):
     images_per_second: float
     """in this epoch"""
     seconds: float
-    """since the step began, pauses left out"""
+    """since the stage began, pauses left out"""
     mib: float | None = None
-    """memory of the GPU at its peak while the step is trained, which torch counts anew from then on; None on a CPU"""
+    """memory of the GPU at its peak while the stage is trained, counted from its beginning; None on a CPU"""
 
 
 @dataclass
 class Position:
-    """Where the training of a step stands, besides the net: all that going on later needs."""
+    """Where the training of a step stands, besides the net: all that resuming needs."""
 
-    momentum: Weights
+    stage: int = 0
+    """index of the stage"""
     epoch: int = 0
     seconds: float = 0.0
+    momentum: Weights = field(default_factory=dict)
 
 
-class Batches:
-    """Batches of one shape, cut from a stream of epochs laid end to end: nothing is dropped, nothing is short.
+@dataclass(frozen=True)
+class Conditions:
+    """How a stage is computed."""
 
-    A batch may span two epochs. Any stretch of the stream can be had without what came before. An epoch's
-    batches lie on the device beforehand, and a counter there says which one is next: the loop sends nothing.
-    """
-
-    def __init__(
-        self, images: Images, crop: Crop, size: int, order: Callable[[int], Tensor], drawn: Drawn, most: int = 0
-    ) -> None:
-        """`order(k)` is the k-th epoch as indices; `most` batches are loaded at a time, one epoch's if not given."""
-        self.x, self.y, self.crop = crop.padded(images.x), images.y, crop
-        self.order, self.drawn = order, drawn
-        self.length = len(order(0))
-        self.size = min(size, self.length)
-        self.most = most or -(-self.length // self.size) + 1
-        self.which = images.y.new_zeros(self.most, self.size)
-        self.shifts = images.y.new_zeros(self.most, self.size, crop.numbers)
-        self.at = images.y.new_zeros(1)
-
-    def edge(self, epochs: int) -> int:
-        """How many batches that many epochs are, rounded to the nearest."""
-        return (2 * epochs * self.length + self.size) // (2 * self.size)
-
-    def load(self, first: int, last: int, name: int) -> None:
-        """Lay out the batches first, ..., last - 1; `name` names their augmentation."""
-        begin, end = first * self.size, last * self.size
-        epochs = range(begin // self.length, -(-end // self.length))
-        if not epochs:
-            return
-        stream = torch.cat([self.order(k) for k in epochs])
-        begin -= epochs.start * self.length
-        batches = stream[begin : begin + (last - first) * self.size].view(-1, self.size)
-        self.which[: len(batches)].copy_(batches)
-        self.shifts[: len(batches)].copy_(self.drawn((last - first, self.size), name))
-        self.at.zero_()
-
-    def take(self) -> tuple[Tensor, Tensor]:
-        """The next batch: images, augmented, and labels."""
-        which = self.which.index_select(0, self.at)[0]
-        shifts = self.shifts.index_select(0, self.at)[0]
-        self.at += 1
-        return self.crop(self.x, which, shifts), self.y[which]
+    seed: int
+    crop: Crop
+    bf16: bool = False
+    engine: Engine = "eager"
+    """how training steps are launched, which changes their speed and not what they compute"""
+    requested: bool = False
+    """whether that engine was requested by name, so that another in its place is worth a warning"""
 
 
-Drawn = Callable[[tuple[int, int], int], Tensor]
+class Tell(NamedTuple):
+    """Who is told of progress: of each epoch, and after each batch of the epochs launched so far, such as 2.25."""
+
+    epoch: Callable[[Epoch], None] = lambda epoch: None
+    batch: Callable[[float], None] = lambda epochs: None
 
 
-def sgd_(weights: Weights, grads: Weights, momentum: Weights, lr: Tensor, recipe: Recipe) -> None:
-    """One step of SGD, in place: b ← μ b + (g + wd θ), θ ← θ − lr b. Few kernels, whatever the number of tensors."""
-    names = list(weights)
-    w, g, b = ([group[k] for k in names] for group in (weights, grads, momentum))
-    with torch.no_grad():
-        if lr.is_cuda:  # one pass over memory
-            torch._fused_sgd_(
-                w, g, b, weight_decay=recipe.weight_decay, momentum=recipe.momentum, lr=lr,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-            )  # fmt: skip
-            return
-        torch._foreach_mul_(b, recipe.momentum)
-        torch._foreach_add_(b, torch._foreach_add(g, w, alpha=recipe.weight_decay))
-        torch._foreach_sub_(w, torch._foreach_mul(b, lr))
-
-
-def trained(s: Step) -> Weights:
-    """The weights that SGD moves."""
-    return {name: w for name, w in s.net.named_parameters() if w.requires_grad}
-
-
-def fit(
-    method: Method,
-    s: Step,
-    recipe: Recipe,
-    crop: Crop,
-    seed: int,
-    bf16: bool,
-    at: Position,
-    on_epoch: Callable[[Epoch], None],
-    on_batch: Callable[[float], None] = lambda epochs: None,
-    engine: Engine = "eager",
-    stage: str = "train",
-    moving: bool = True,
-    asked: bool = False,
-) -> Engine:
-    """Train s.net from `at` to the last epoch of the recipe; `at` moves along. Returns the engine that was used.
-
-    `on_epoch` is told of each epoch; `on_batch` of the epochs sent so far, counted by the host: it waits for nothing.
-    `engine` says how the steps are launched, which changes their speed and not what they compute. `stage` names the
-    random numbers; `moving` batch norms use and move the statistics of batches, others rest. `asked` is whether that
-    engine was asked for by name, so that another in its place is worth a word.
-    """
-    device = s.data.x.device
-    weights = trained(s)
-    lr = torch.zeros((), device=device)
-    total = torch.zeros((), device=device)
-
-    def batches(
-        images: Images,
-        purpose: str,
-        size: int,
-        order: Callable[[torch.Generator], Tensor],
-        most: int = 0,
-        augment: str = "augment",
-    ) -> Batches:
-        def shuffled(k: int) -> Tensor:
-            return order(generator(seed, s.t, purpose, "order", k, device=device))
-
-        def drawn(shape: tuple[int, int], k: int) -> Tensor:
-            return crop.draw(shape, generator(seed, s.t, purpose, augment, k, device=device))
-
-        return Batches(images, crop, size, shuffled, drawn, most)
-
-    train = batches(s.data, stage, recipe.batch, lambda gen: method.epoch(s, gen))
-    sources, rest = [train], train.length % train.size
-    if recipe.last == "short" and rest:
-        train = batches(s.data, stage, recipe.batch, lambda gen: method.epoch(s, gen)[:-rest])
-        tail = batches(s.data, stage, rest, lambda gen: method.epoch(s, gen)[-rest:], augment="augment the rest")
-        sources = [train, tail]
-    short = len(sources) - 1
-    learned = method.loss if isinstance(method.loss, Meta) else None
-    if learned is not None and s.held is not None:
-        n = len(s.held)
-        updates = train.most // learned.every + 1
-        shuffle = partial(torch.randperm, n, device=device)
-        held = batches(s.held, "held", HELD_BATCH, lambda gen: shuffle(generator=gen), updates)
-    else:
-        learned = None  # nothing to learn α on: the base step
-
-    def optimise(
-        source: Batches,
-        update_alpha: bool,
-        student: Features | None,
-        teacher: Features | None,
-        ahead: Features | None = None,
-    ) -> None:
-        x, y = source.take()
-        # Without autocast's cache of cast weights: inside an outer autocast it would outlive the step, and be stale.
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            with aside, torch.no_grad():
-                ref = None if s.teacher is None else s.teacher(x, teacher)
-            out = s.net(x, student)
-        aside.join()
-        loss = method.objective(s, y, out, ref)
-        if update_alpha and learned is not None:
-            grads = gradient(loss, weights, again=True)
-            batches_of = (y, out, ref), held.take()
-            meta.update_alpha(
-                method, s, *batches_of, weights, grads, at.momentum, lr, recipe, learned.alpha_lr, bf16, ahead
-            )
-            loss = method.objective(s, y, out, ref)
-        grads = gradient(loss, weights)
-        if recipe.clamp:
-            torch._foreach_clamp_min_(list(grads.values()), -recipe.clamp)
-            torch._foreach_clamp_max_(list(grads.values()), recipe.clamp)
-        sgd_(weights, grads, at.momentum, lr, recipe)
-        total.add_(loss.detach())
-
-    aside = Aside(device, "teacher")
-    s.net.train(moving)
-
-    def steps(engine: Engine) -> list[Callable[[], None]]:
-        student, teacher = stand_ins(engine, s, bf16)
-        ahead = student if engine == "fused" else None  # what is compiled is so for the net's own weights alone
-        made: list[Callable[[], None]] = [partial(optimise, source, False, student, teacher) for source in sources]
-        if learned is not None:
-            made += [partial(optimise, source, True, student, teacher, ahead) for source in sources]
-        return made
-
-    changed = [*s.net.state_dict().values(), *at.momentum.values(), *s.state.values(), s.lam, total]
-    changed += [source.at for source in sources]
-    if learned is not None:
-        changed.append(held.at)
+def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tell: Tell = Tell()) -> Engine:
+    """Train one stage from `at` to the last epoch of its recipe; `at` moves along. Returns the engine that was used."""
+    recipe = stage.recipe
     if at.epoch == recipe.epochs:
-        return engine  # nothing is left to do
+        return on.engine  # nothing is left to do
+    training = Training(method, s, stage, at, on)
+    launches = training.load(at.epoch)
+    cuda = s.n.is_cuda
+    if cuda:
+        count_memory_anew(s.n.device)  # what predicting took before is not what training takes
+    steps, engine = training.prepare()
     mib: float | None = None
-    if device.type == "cuda":
-        count_memory_anew(device)  # what predicting took before is not what training takes
-    with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
-        launch, engine = prepared(engine, steps, changed, asked)
     for epoch in range(at.epoch, recipe.epochs):
         began = time.perf_counter()
-        first, last = train.edge(epoch), train.edge(epoch + 1)
-        train.load(first, last, epoch)
-        if short:
-            tail.load(epoch, epoch + 1, epoch)
-            first, last = first + epoch, last + epoch + 1
-        if learned is not None:
-            held.load(-(-first // learned.every), -(-last // learned.every), epoch)
-        lr.fill_(recipe.lr_at(epoch))
-        total.zero_()
-        for i in range(first, last):
-            updates_alpha = learned is not None and i % learned.every == 0
-            launch[len(sources) * updates_alpha + (short and i == last - 1)]()
-            on_batch(epoch + (i + 1 - first) / (last - first))
-        mean = total.item() / max(1, last - first)  # where the CPU waits for the device, once an epoch
+        launches = launches or training.load(epoch)
+        for i, kind in enumerate(launches):
+            steps[kind]()
+            tell.batch(epoch + (i + 1) / len(launches))
+        loss = training.total.item() / max(1, len(launches))  # where the CPU waits for the device, once an epoch
         seconds = time.perf_counter() - began
-        if not math.isfinite(mean):
-            advice = "lower --lr" if learned is None else "lower --lr or --alpha-lr"
-            if stage != "train":
-                advice = "lower --refit-lr"
-            raise RunError(f"training diverged: the loss is {mean} in step {s.t}, epoch {epoch + 1}; {advice}")
+        if not math.isfinite(loss):
+            raise RunError(explain_divergence(loss, training, epoch))
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
-        alpha = s.state["alpha"].item() if "alpha" in s.state else None
-        images = (last - first - short) * train.size + short * rest
-        speed = images / max(seconds, 1e-9)
-        if device.type == "cuda" and mib is None:  # all epochs take the same, and whoever is told of one may predict
-            mib = recent_peak_memory(device)
-        on_epoch(Epoch(s.t, epoch + 1, recipe.epochs, mean, recipe.lr_at(epoch), alpha, speed, at.seconds, mib))
-        if s.net.training != moving:  # half a millisecond for all modules, and seldom needed
-            s.net.train(moving)
+        speed, launches = training.images(launches) / max(seconds, 1e-9), []
+        if cuda and mib is None:  # all epochs take the same, and whoever is told of one may predict
+            mib = recent_peak_memory(s.n.device)
+        alpha = None if training.adapt is None else s.state[training.adapt.name].item()
+        rate = recipe.lr_at(epoch)
+        tell.epoch(Epoch(s.t, stage.name, epoch + 1, recipe.epochs, loss, rate, alpha, speed, at.seconds, mib))
+        if s.net.training != (stage.batch_norm == "train"):  # half a millisecond for all modules, and seldom needed
+            s.net.train(stage.batch_norm == "train")
     return engine
 
 
-def stand_ins(engine: Engine, s: Step, bf16: bool) -> tuple[Features | None, Features | None]:
-    """What stands in for the features of the net and of its teacher: same weights, other kernels; None for nothing.
-
-    Features only: their shapes never change, while the head grows from step to step.
-    """
-    if engine == "compiled":
-        return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
-    if engine == "fused":
-        if reason := unfit(s, bf16):
-            raise UnfitError(reason)
-        from .kernels.resnet32 import Frozen, Training  # needs Triton, which comes with torch for GPUs
-
-        net = Training(s.net) if s.net.training else Frozen(s.net)
-        return net, None if s.teacher is None else Frozen(s.teacher)
-    return None, None
+def explain_divergence(loss: float, training: Training, epoch: int) -> str:
+    """What to do about a loss that is no number."""
+    flag = {"train": "--lr", "refit": "--finetune-lr"}.get(training.stage.name, "the learning rate")
+    flag += " or --alpha-lr" if training.adapt is not None else ""
+    return f"training diverged: the loss is {loss} in step {training.s.t}, epoch {epoch + 1}; lower {flag}"
 
 
-def unfit(s: Step, bf16: bool) -> str | None:
-    """Why our kernels cannot train this; None if they can."""
-    if not bf16:
-        return "our kernels count in bf16, and the precision is fp32"
-    for net in (s.net, s.teacher):
-        if net is not None and not has_kernels(net.backbone):
-            return f"there are no kernels of ours for this {type(net.backbone).__name__}"
-    height, width = s.data.x.shape[2:]
-    if height % 4 or width % 4:
-        return f"our kernels halve both sides of an image twice, and {height} x {width} pixels cannot be halved so"
-    if not s.net.training and any(w.requires_grad for w in s.net.backbone.parameters()):
-        return "our kernels learn from the statistics of batches, and batch norms rest"
-    return None
+class Training:
+    """The training of one stage, in tensors that stay where they are, so that a CUDA graph can hold them."""
 
+    def __init__(self, method: Method, s: Step, stage: Stage, at: Position, on: Conditions) -> None:
+        self.method, self.s, self.stage, self.on = method, s, stage, on
+        self.objective = stage.objective or method.objective
+        self.device = s.n.device
+        self.groups = select(s, stage)
+        self.weights = {name: w for group in self.groups for name, w in group.weights.items()}
+        # Only what is trained has momentum.
+        at.momentum = {n: at.momentum.get(n, torch.zeros_like(w)) for n, w in self.weights.items()}
+        self.momentum = at.momentum
+        self.total = torch.zeros((), device=self.device)
+        self.noise = torch.zeros((), device=self.device)
+        self.noise_generator = torch.Generator(self.device)
+        self.aside = Aside(self.device, "teacher")
+        self.sources = self._sources()
+        adapt = method.remedy.adapt()
+        self.adapt = adapt if adapt is not None and len(s.held) and stage.images == "all" else None
+        if self.adapt is not None:
+            n, most = len(s.held), self.sources[0].which.shape[0] // self.adapt.every + 1
+            self.held = self._batches("held", self.adapt.batch, lambda gen: s.held[shuffle(n, gen)], most=most)
+        self.seconds: list[Second | None] = [None] * len(self.sources)
+        s.net.train(stage.batch_norm == "train")
 
-def has_kernels(backbone: Backbone) -> bool:
-    """Whether our kernels compute what this backbone does: it is one of theirs, and nobody has changed it."""
-    norms = [m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    usual = all(m.eps == 1e-5 and m.momentum == 0.1 and m.affine and m.track_running_stats for m in norms)
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
-    return type(backbone) in RESIDUAL and usual and not hooked
+    def _batches(
+        self,
+        purpose: str,
+        size: int,
+        order: Callable[[torch.Generator], Tensor],
+        augment: str = "augment",
+        most: int = 0,
+    ) -> Batches:
+        seed, t, crop, device = self.on.seed, self.s.t, self.on.crop, self.device
+        return Batches(
+            self.s.images,
+            crop,
+            size,
+            lambda k: order(generator(seed, t, purpose, "order", k, device=device)),
+            lambda shape, k: crop.draw(shape, generator(seed, t, purpose, augment, k, device=device)),
+            most,
+        )
 
+    def _sources(self) -> list[Batches]:
+        """The stream of batches, and where epochs end with a short one, the stream of those."""
+        recipe, name = self.stage.recipe, self.stage.name
 
-def gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:
-    """The gradient of the loss by weight; `again` keeps what a second call needs."""
-    grads = torch.autograd.grad(loss, list(weights.values()), retain_graph=again, materialize_grads=True)
-    return dict(zip(weights, grads))
+        def order(gen: torch.Generator) -> Tensor:
+            return self.method.epoch(self.s, gen, recipe.batch)
+
+        train = self._batches(name, recipe.batch, order)
+        self.rest = train.length % train.size
+        if recipe.last == "joined" or not self.rest:
+            return [train]
+        return [
+            self._batches(name, recipe.batch, lambda gen: order(gen)[: -self.rest]),
+            self._batches(name, self.rest, lambda gen: order(gen)[-self.rest :], "augment the rest"),
+        ]
+
+    # An epoch ------------------------------------------------------------------------------------------------
+
+    def load(self, epoch: int) -> list[int]:
+        """Lay out the batches of an epoch; returns which of the steps to launch, one after the other."""
+        train, short = self.sources[0], len(self.sources) - 1
+        first, last = train.edge(epoch), train.edge(epoch + 1)
+        self._second(0, train.load(first, last, epoch), epoch)
+        if short:
+            self._second(1, self.sources[1].load(epoch, epoch + 1, epoch), epoch)
+            first, last = first + epoch, last + epoch + 1
+        every = 0 if self.adapt is None else self.adapt.every
+        if every:
+            self.held.load(-(-first // every), -(-last // every), epoch)
+        rate = self.stage.recipe.lr_at(epoch)
+        for group in self.groups:
+            group.lr.fill_(rate * group.factor)
+        if self.stage.gradient_noise:
+            self.noise.fill_(math.sqrt(self.stage.gradient_noise / (1 + epoch) ** 0.55))  # it is a variance
+            self.noise_generator.manual_seed(seed_for(self.on.seed, self.s.t, self.stage.name, "noise", epoch))
+        self.total.zero_()
+        adapts = [bool(every) and i % every == 0 for i in range(first, last)]
+        ends = [bool(short) and i == last - 1 for i in range(first, last)]
+        return [len(self.sources) * a + e for a, e in zip(adapts, ends)]
+
+    def _second(self, k: int, which: Tensor, epoch: int) -> None:
+        """Lay out the second stream beside the batches of a source, where the method names one."""
+        name = self.stage.name
+        gen = partial(generator, self.on.seed, self.s.t, name, device=self.device)
+        more = self.method.more(self.s, which, gen("more", epoch, k)) if len(which) else None
+        if more is None:
+            return
+        second = self.seconds[k] or Second(self.s, more, self.on.crop, self.sources[k].which.shape[0])
+        self.seconds[k] = second
+        second.lay_out(more.where, self.on.crop.draw(tuple(more.where.shape), gen("augment more", epoch, k)))
+
+    def images(self, launches: list[int]) -> int:
+        """How many images these steps train on."""
+        short = sum(kind % len(self.sources) for kind in launches)
+        return (len(launches) - short) * self.sources[0].size + short * self.rest
+
+    # A step --------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> tuple[list[Callable[[], None]], Engine]:
+        """The steps as functions, launched in the fastest way that there is for them, and which way that is."""
+        s = self.s
+        changed = [*s.net.state_dict().values(), *self.momentum.values(), *s.state.values(), s.lam, self.total]
+        changed += [source.at for source in self.sources]
+        changed += [second.at for second in self.seconds if second is not None]
+        changed += [self.held.at] if self.adapt is not None else []
+        engine = self.on.engine if self.method.capturable else "eager"
+        generators = [self.noise_generator] if self.stage.gradient_noise else []
+        drawn = self.noise_generator.get_state()
+        with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
+            made = prepare(engine, self.steps, changed, self.on.requested, generators)
+        self.noise_generator.set_state(drawn)  # recording has drawn from it
+        return made
+
+    def steps(self, engine: Engine) -> list[Callable[[], None]]:
+        """A step for each source, then one for each that updates α as well."""
+        student, teacher = stand_ins(engine, self.s, self.on.bf16, self.method)
+        kinds = [False] if self.adapt is None else [False, True]
+        ahead = student if engine == "fused" else None  # what is compiled is so for the net's own weights alone
+        both = range(len(self.sources))
+        return [partial(self.step, k, adapts, student, teacher, ahead) for adapts in kinds for k in both]
+
+    def step(
+        self, k: int, adapts: bool, student: Features | None, teacher: Features | None, ahead: Features | None
+    ) -> None:
+        """One optimisation step on the next batch of a source."""
+        b = self.forward(self.sources[k], student, teacher)
+        if (second := self.seconds[k]) is not None:
+            b = b._replace(more=self.forward(second, student, teacher, second.more))
+        loss = self.objective(self.s, b)
+        if adapts and self.adapt is not None:
+            grads = gradient(loss, self.weights, again=True)
+            look = meta.Ahead(self.groups, self.momentum, self.stage.recipe, self.held, self.on.bf16, ahead)
+            meta.update(self.adapt, self.method, self.objective, self.s, b, grads, look)
+            loss = self.objective(self.s, b)
+        grads = gradient(loss, self.weights)
+        if self.stage.gradient_noise:
+            gen = self.noise_generator
+            for g in grads.values():
+                g.add_(self.noise * torch.empty_like(g).normal_(generator=gen))
+        if clamp := self.stage.recipe.clamp:
+            torch._foreach_clamp_min_(list(grads.values()), -clamp)
+            torch._foreach_clamp_max_(list(grads.values()), clamp)
+        sgd_(self.groups, grads, self.momentum, self.stage.recipe)
+        self.total.add_(loss.detach())
+        with torch.no_grad():
+            self.method.note(self.s, b)
+
+    def forward(
+        self, source: Table, student: Features | None, teacher: Features | None, more: More | None = None
+    ) -> Batch:
+        """The next batch of a source, as the net and the teacher see it."""
+        x, y = source.take()
+        x = self.method.views(x)
+        y = y.repeat(len(x) // len(y))
+        s, learns = self.s, more is None or more.gradient
+        taught = s.teacher is not None and (more is None or more.teacher)
+        ref: Out | None = None
+        # Without autocast's cache of cast weights: inside an outer autocast it would outlive the step, and be stale.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.on.bf16, cache_enabled=False):
+            with self.aside, torch.no_grad():
+                if taught and s.teacher is not None:
+                    ref = s.teacher(x, teacher)
+            with torch.set_grad_enabled(learns):
+                out = s.net(x, student)
+        self.aside.join()
+        return Batch(y, out, ref)

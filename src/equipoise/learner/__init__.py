@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from .. import files
 from ..data.augment import Crop
 from ..data.images import Images
-from ..data.inputs import as_images, as_labels, image_shape
+from ..data.inputs import as_images, as_labels, as_statistics, image_shape
 from ..data.memory import Budget
+from ..engine.cuda_graph import Engine
 from ..engine.device import resolve_device, resolve_engine, resolve_precision, working_on
-from ..engine.train import Epoch
-from ..errors import DataError, UsageError, check, check_choice
-from ..losses import Loss
-from ..method import Method, Recipe
+from ..engine.train import Conditions, Epoch, Position, Tell, fit
+from ..errors import UsageError
+from ..method import Method
 from ..methods.il_baseline import ILBaseline
-from ..nets import Out, backbones
-from . import record, step
+from ..nets.backbones import scale
+from ..step import Recipe, Shape, Stage, Step, plan_for
+from .arguments import check_arguments, check_format, check_shape, describe, find_new_classes, read_arguments
+from .predictor import Predictor
 from .state import Live, State, pack, unpack
-
-FORMAT = 1
-"""of saved learners; raised when an older version could not read them"""
-
-CHUNK = 1000 * 32 * 32
-"""pixels that are predicted at a time, at most"""
-FEW = 150
-"""images that a GPU answers to sooner with weights as they lie in memory (benchmarks/README.md)"""
+from .step import Before, gather, plan_step
 
 
-class Learner:
+class Learner(Predictor):
     """A classifier that learns class after class.
 
-    >>> learner = Learner(ILBaseline(loss=Balanced()), memory=20)
+    >>> learner = Learner(ILBaseline(Balanced()), memory=20)
     >>> learner.learn(images, labels).learn(more_images, more_labels).predict(images)
 
     `learn` either finishes or leaves the learner as it was. All settings are stored unchanged; what is learned
@@ -63,7 +57,7 @@ class Learner:
         """Settings.
 
         Args:
-            method: how to learn; IL-Baseline with the balanced loss is `ILBaseline(loss=Balanced())`.
+            method: how to learn; IL-Baseline with the balanced loss is `ILBaseline(Balanced())`.
             memory: exemplars to keep: 20 of every class, "total:2000" in all, or 0.
             select: how exemplars are chosen.
             recipe: how to optimise; None for the method's own recipe for images of that size.
@@ -76,15 +70,7 @@ class Learner:
             engine: how training steps are launched, which changes only their speed: auto, fused, compiled, captured,
                 eager.
         """
-        if method is not None and not isinstance(method, Method):
-            raise UsageError(f"method must be a Method such as ILBaseline(), not {method!r}")
-        if method is not None and not isinstance(method.loss, Loss):
-            raise UsageError(f"a method's loss must be a Loss such as Balanced(), not {method.loss!r}")
-        for name, value, kind in (("recipe", recipe, Recipe), ("augment", augment, Crop)):
-            if value is not None and not isinstance(value, kind):
-                raise UsageError(f"{name} must be a {kind.__name__}(), not {value!r}")
-        check_choice("select", select, "herding", "random")
-        check("seed", seed, least=0, whole=True)
+        check_arguments(method, recipe, augment, select, seed)
         self.method = ILBaseline() if method is None else method
         self.memory = memory
         self.select = select
@@ -99,38 +85,18 @@ class Learner:
         self.device_ = resolve_device(device)
         self.bf16_ = resolve_precision(precision, self.device_)
         self.engine_ = resolve_engine(engine, self.device_)
+        self._engines: dict[str, Engine] = {}  # that were used, by stage
         self.progress_: Epoch | None = None
         self.state_ = State()
         self._live: Live | None = None
         self._learning = False
-        self.method.check_memory(self.budget_.share(1))
-        self.method.check_refit(self.budget_.share(1))
+        self.method.check(self.budget_.share(1))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in the middle of `learn`, even if it was made there."""
         return {**self.__dict__, "_learning": False}
 
-    # What is known ------------------------------------------------------------------------------------------
-
-    @property
-    def classes_(self) -> list[Hashable]:
-        """The labels learned so far (those being learned included), in the order of `predict_proba`'s columns."""
-        return list(self._now.classes)
-
-    @property
-    def sizes_(self) -> tuple[int, ...]:
-        """How many classes each step brought."""
-        return self._now.sizes
-
-    @property
-    def alphas_(self) -> list[float | None]:
-        """The last α of each finished step; None where it was not learned."""
-        return list(self._now.alphas)
-
-    @property
-    def exemplars_(self) -> Images | None:
-        """The memory: images sorted by class, best first; labels are positions in `classes_`."""
-        return self._now.exemplars
+    # Where it stands ----------------------------------------------------------------------------------------
 
     @property
     def unfinished_(self) -> bool:
@@ -138,8 +104,24 @@ class Learner:
         return self._live is not None
 
     @property
-    def _now(self) -> State:
-        return self._live.state if self._live else self.state_
+    def stage_(self) -> str:
+        """The training of the step that is under way; empty if none is."""
+        stage = self._live.stages[self._live.at.stage] if self._live and self._live.stages else ""
+        return stage if isinstance(stage, str) else stage.name
+
+    @property
+    def engine_used_(self) -> Engine:
+        """How training steps were launched, where the engine that was asked for did not do."""
+        return next(iter(self._engines.values()), self.engine_)
+
+    @property
+    def chooses_next_(self) -> bool:
+        """Whether the step under way has trained all that comes before the choice of its exemplars."""
+        live = self._live
+        if live is None or self.progress_ is None or self.progress_.epoch < self.progress_.epochs:
+            return False
+        after = live.stages[live.at.stage + 1 :]
+        return bool(after) and isinstance(after[0], str)
 
     # Learning -----------------------------------------------------------------------------------------------
 
@@ -149,84 +131,118 @@ class Learner:
         labels: Any,
         callback: Callable[[Learner], None] | None = None,
         tick: Callable[[float], None] | None = None,
-        refit: Callable[[Epoch], None] | None = None,
     ) -> Self:
         """Learn the classes of these images beside those already known.
 
         Args:
             images: uint8, numpy or torch, (n, height, width, channels), (n, channels, height, width) or
-                (n, height, width).
-            labels: as many labels, of any hashable kind, none of a class already learned.
+                (n, height, width). Or `Images` on the learner's device whose labels count the classes in learning
+                order: they stay where they are, and exemplars are positions in them until `own_exemplars`.
+            labels: as many labels, of any hashable kind, none of a class already learned. Of `Images`, the classes to
+                learn, such as range(50, 60).
             callback: called at the end of every epoch with the learner, which can predict and be saved then;
                 `learner.progress_` says where it is. It does not change what is learned.
-            tick: called after every batch with the epochs done so far, such as 2.25, to show that it goes on.
-            refit: called at the end of every epoch of a refit on the memory, where the method has one, with what is
-                known of it. By then the step's own epochs are over, and the callback is called no more.
+            tick: called after every batch with the epochs of the stage done so far, such as 2.25.
         """
         if self._learning:
-            raise UsageError("learn was called by its own callback: a step is learned after the other")
-        x = as_images(images)
-        names = as_labels(labels, len(x))
-        if self._live is None:
-            names_new = self._new_classes(names, x)
-        else:
-            names_new = self._now.classes[len(self.state_.classes) :]
-        index = {name: len(self.state_.classes) + k for k, name in enumerate(names_new)}
-        if any(name not in index for name in names):
-            raise self._other_data()
-        data = Images(x, torch.tensor([index[name] for name in names])).to(self.device_)
-        live = step.begin(self, data, names_new) if self._live is None else self._continue(data)
+            raise UsageError("learn was called by its own callback: it cannot be called again until it returns")
+        before, live = self._open(images, labels)
+        live.stages = before.stages
+        interrupted, self._live, self._learning = self._live, live, True
 
-        before = self._live
-        self._live, self._learning = live, True
+        def on_epoch(epoch: Epoch) -> None:
+            self.progress_ = epoch
+            if callback is not None:
+                callback(self)
+
+        tell = Tell(on_epoch, tick or (lambda epochs: None))
         try:
-            step.train(self, live, data, callback, tick or (lambda epochs: None))
-            step.finish(self, live, data, refit or (lambda epoch: None))
+            # Whatever the caller is in the middle of.
+            plain = torch.autocast(self.device_.type, enabled=False)
+            with torch.inference_mode(False), torch.enable_grad(), plain, working_on(self.device_):
+                for k, stage in enumerate(live.stages):
+                    if k < live.at.stage:
+                        continue
+                    if k > live.at.stage:
+                        live.at, live.teacher = Position(k), None
+                    if isinstance(stage, str):
+                        live.chosen = before.choose(live, self.select)
+                    elif before.has_images(stage, live):
+                        method, s, on = self._enter(before, live, stage)
+                        self._engines[stage.name] = fit(method, s, stage, live.at, on, tell)
+                        before.leave(method, s, stage, live)
+                before.finish(live)
             self.state_, self._live = live.state, None
         except BaseException:
-            self._live = before
+            self._live = interrupted
             raise
         finally:
             self.progress_, self._learning = None, False
         return self
 
-    def _new_classes(self, names: list[Hashable], x: Tensor) -> list[Hashable]:
-        state = self.state_
-        known = set(state.classes)
-        new = list(dict.fromkeys(names))
-        again = [name for name in new if name in known]
-        if again:
-            raise UsageError(f"already learned: {', '.join(map(repr, again[:5]))}; each class comes in one step only")
-        if state.net is None and len(new) < 2:
-            raise UsageError("the first step needs at least two classes")
-        self._check_shape(x)
-        try:
-            return sorted(new)  # type: ignore[type-var]
-        except TypeError:  # labels of mixed kinds stay in the order they came
-            return new
+    def _open(self, images: Any, labels: Any) -> tuple[Before, Live]:
+        """What the step is made from, and where it stands: at its beginning, or where it was stopped."""
+        old = self.state_
+        stays = isinstance(images, Images)
+        if isinstance(images, Images):
+            data, new = images if images.id else replace(images, id=images.fingerprint()), list(labels)
+            check_shape(image_shape(data.x), self._now.shape)
+            if new != list(range(len(old.classes), len(old.classes) + max(len(new), 1 if old.classes else 2))):
+                raise UsageError(f"these images are learned in the order of their labels: next is {len(old.classes)}")
+            where = data.positions(new[0], new[-1] + 1)
+        else:
+            x = as_images(images)
+            names = as_labels(labels, len(x))
+            check_shape(image_shape(x), self._now.shape)
+            new = self._now.classes[len(old.classes) :] if self._live else find_new_classes(names, old.classes)
+            index = {name: len(old.classes) + k for k, name in enumerate(new)}
+            if any(name not in index for name in names):
+                raise self._other_data()
+            data = Images(x, torch.tensor([index[name] for name in names])).to(self.device_)
+            where = torch.arange(len(data), device=self.device_)
+        everything, memory = gather(data, old)
+        plan = plan_step(old, len(new), everything, torch.cat([where, memory]), self.budget_, self.recipe)
+        stays &= everything is data
+        before = Before(self.method, old, plan, everything, where, memory, stays, self.seed)
+        fingerprint = data.fingerprint(where)
+        if self._live is not None:
+            if fingerprint != self._live.data:
+                raise self._other_data()
+            return before, copy.deepcopy(self._live)
+        if old.sizes:
+            self.method.check(self.budget_.share(len(old.classes)))
+        if len(where) + len(before.memory) < 2:
+            raise UsageError("a step needs at least two images to train on")
+        given = None if self.normalise is None else as_statistics(self.normalise, data.x.shape[1])
+        return before, before.begin(new, given, fingerprint)
 
-    def _check_shape(self, x: Tensor) -> None:
-        shape, known = image_shape(x), self._now.shape
-        if known is not None and shape != known:
-            words = ("{1} x {2} with {0} channel(s)".format(*one) for one in (shape, known))
-            raise UsageError("images are {}, but those learned first were {}".format(*words))
-
-    def _continue(self, data: Images) -> Live:
-        assert self._live is not None
-        if data.fingerprint() != self._live.data:
-            raise self._other_data()
-        return copy.deepcopy(self._live)
+    def _enter(self, before: Before, live: Live, stage: Stage) -> tuple[Method, Step, Conditions]:
+        """A stage from where it stands: the method, what it may see, and how it is computed."""
+        method, s = before.enter(live, stage)
+        # An engine that failed is neither tried nor warned of again in every step.
+        engine = self._engines.get(stage.name, self.engine_used_)
+        requested = self.engine == engine and stage.name not in self._engines
+        return method, s, Conditions(self.seed, self.crop_for(s.shape), self.bf16_, engine, requested)
 
     def _other_data(self) -> UsageError:
         return UsageError(
             f"step {len(self.state_.sizes)} is not finished: call learn with the images and labels it was begun with"
         )
 
-    def settings_for(self, shape: tuple[int, int, int]) -> tuple[Recipe, Crop]:
-        """The recipe and the augmentation for images of shape (channels, height, width)."""
-        tiny = backbones.scale(shape) == "tiny"
-        usual = Crop(pad=1, flip=False) if tiny else Crop(pad=max(shape[1:]) // 8)
-        return self.recipe or self.method.recipe(shape), self.augment or usual
+    def own_exemplars(self, images: Images) -> Self:
+        """Take over the pixels of exemplars that are positions in these images."""
+        if self.state_.kept is not None:
+            self.state_.exemplars, self.state_.kept = images[self.state_.kept], None
+        return self
+
+    def crop_for(self, shape: Shape) -> Crop:
+        """The augmentation of images of that shape."""
+        tiny = scale(shape) == "tiny"
+        return self.augment or (Crop(pad=1, flip=False) if tiny else Crop(pad=max(shape[1:]) // 8))
+
+    def recipe_for(self, shape: Shape) -> Recipe:
+        """How the base step is optimised on images of that shape."""
+        return self.recipe or self.method.recipe(plan_for(shape))
 
     def rename(self, names: Mapping[Hashable, Hashable]) -> Self:
         """Give classes other labels, such as names for numbers; what is learned stays."""
@@ -238,69 +254,16 @@ class Learner:
         self.state_.classes = classes
         return self
 
-    # Predicting ---------------------------------------------------------------------------------------------
-
-    def logits(self, images: Any) -> Tensor:
-        """z of every image (n, classes), fp32, on the learner's device."""
-        state = self._now
-        if state.net is None:
-            raise UsageError("nothing has been learned yet: call learn first")
-        x = as_images(images)
-        self._check_shape(x)
-        if not len(x):
-            raise UsageError("there are no images")
-        return torch.cat([self.method.scores(out, state.extra) for out in self.outputs(x)])
-
-    def outputs(self, x: Tensor, chunk: int | None = None) -> Iterator[Out]:
-        """The net's output, chunk by chunk, as in prediction; training is left as it was.
-
-        A chunk is 1,000 images of 32 × 32 pixels or less, and fewer larger ones: as many pixels at most.
-        """
-        net = self._now.net
-        assert net is not None
-        chunk = chunk or max(1, CHUNK // max(CHUNK // 1000, x.shape[2] * x.shape[3]))
-        # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars. A
-        # GPU has its fast fp32 convolutions for channels that come first in memory, unlike its bf16 ones; weights are
-        # laid out so in milliseconds, which a few images do not repay.
-        anew = net.named_parameters() if len(x) > FEW else ()
-        weights = {name: w.detach().contiguous() for name, w in anew}
-        training = net.training
-        net.eval()
-        try:
-            for part in torch.split(x, chunk):
-                plain = torch.autocast(self.device_.type, enabled=False)
-                with torch.no_grad(), plain, working_on(self.device_, tuned=False):
-                    out = functional_call(net, weights, (part.to(self.device_),))
-                yield out
-        finally:
-            net.train(training)
-
-    def predict(self, images: Any) -> np.ndarray[Any, Any]:
-        """The label of each image."""
-        best = self.logits(images).argmax(1).tolist()
-        classes = self.classes_
-        kinds = {type(c) for c in classes}
-        labels = np.empty(len(best), dtype=object)
-        for i, k in enumerate(best):  # one by one: numpy would take a tuple for a row
-            labels[i] = classes[k]
-        return np.array(labels.tolist()) if kinds in ({int}, {str}, {float}) and len(labels) else labels
-
-    def predict_proba(self, images: Any) -> np.ndarray[Any, Any]:
-        """The probability of each class of `classes_` for each image: the softmax of the plain logits."""
-        z: np.ndarray[Any, Any] = self.logits(images).softmax(1).cpu().numpy()
-        return z
-
     # Saving -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, note: dict[str, Any] | None = None) -> None:
         """Save into the folder `path`: safetensors and JSON, replaced as one. In a callback, with the step so far.
 
         A learner saved in a callback goes on where it was: load it and call `learn` with the same data.
-        `note` is kept beside it for the caller. Files of others in that folder are left alone; a `learner.json` that is
-        no saved learner is refused.
+        `note` is kept beside it for the caller.
         """
         tensors, info = pack(self.state_, self._live)
-        files.save(files.as_folder(path), tensors, {"format": FORMAT, **record.settings_of(self), **info, "note": note})
+        files.save(files.as_folder(path), tensors, {**describe(self), **info, "note": note})
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Learner:
@@ -310,18 +273,22 @@ class Learner:
         """
         tensors, info = files.load(Path(path))
         with files.readable(path):
-            learner = cls(**record.arguments_from(info, device))
+            check_format(info)
+            learner = cls(**read_arguments(info["learner"], device))
             learner._take(tensors, info)
         return learner
 
-    def restore(self, path: str | Path) -> Any:
-        """Take over what was learned by the learner saved in `path`, but keep these settings; returns its note."""
+    def restore(self, path: str | Path, check_note: Callable[[Any], None] = lambda note: None) -> Any:
+        """Take over what was learned by the learner saved in `path`, but keep these settings; returns its note.
+
+        `check_note` may refuse the note by a `DataError`, before anything is taken over.
+        """
         tensors, info = files.load(Path(path))
         with files.readable(path):
+            check_format(info)
+            check_note(info["note"])
             self._take(tensors, info)
             return info["note"]
 
     def _take(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-        if info["format"] != FORMAT:
-            raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
         self.state_, self._live = unpack(tensors, info, self.method, self.device_)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ..data.images import Images
+from ..data.randomness import generator
 from ..engine.train import Position
 from ..errors import EquipoiseError
 from ..method import Method
 from ..nets import Net
-from ..randomness import generator
+from ..step import Shape, Stages
 
 
 @dataclass
@@ -26,12 +27,16 @@ class State:
     classes: list[Hashable] = field(default_factory=list)
     sizes: tuple[int, ...] = ()
     """classes of each step"""
-    shape: tuple[int, int, int] | None = None
+    shape: Shape | None = None
     """of an image: channels, height, width"""
     exemplars: Images | None = None
-    """the memory; labels are positions in `classes`"""
+    """the memory, with pixels of its own; labels are positions in `classes`"""
+    kept: Tensor | None = None
+    """the memory, as positions in images that the caller keeps, instead"""
+    keeper: str = ""
+    """fingerprint of those images"""
     extra: dict[str, Tensor] = field(default_factory=dict)
-    """what is learned besides the net (Meta's α, during a step)"""
+    """what is learned besides the net, or noted (s.state)"""
     alphas: list[float | None] = field(default_factory=list)
     """the last α of each step"""
 
@@ -44,9 +49,24 @@ class Live:
     at: Position
     data: str
     """fingerprint of the images and labels"""
+    chosen: Tensor | None = None
+    """the exemplars, once they are chosen: positions among the step's images, followed by those of the memory"""
+    pixels: Tensor | None = None
+    """what a method keeps in place of their pixels"""
+    teacher: Net | None = None
+    """the net as the stage began, where it teaches"""
+    stages: Stages = ()
+    """of the step"""
+
+    @property
+    def net(self) -> Net:
+        """The net that is trained."""
+        if self.state.net is None:
+            raise TypeError("a step under way has a net")
+        return self.state.net
 
 
-def new_net(method: Method, shape: tuple[int, int, int], mean: Tensor, std: Tensor, gen: torch.Generator) -> Net:
+def new_net(method: Method, shape: Shape, mean: Tensor, std: Tensor, gen: torch.Generator) -> Net:
     """A net of the method for images of that shape, with fresh weights and no classes."""
     # Modules draw their first weights from the global generator; it is left as it was.
     with torch.random.fork_rng(devices=[]):
@@ -69,11 +89,17 @@ def pack(state: State, live: Live | None) -> tuple[dict[str, Tensor], dict[str, 
     tensors: dict[str, Tensor] = {}
     if state.exemplars is not None:
         tensors |= {"memory.x": state.exemplars.x, "memory.y": state.exemplars.y}
+    if state.kept is not None:
+        tensors["memory.at"] = state.kept
     info: dict[str, Any] = {"state": _pack("", state, tensors)}
     if live is not None:  # its memory is the one above: a step changes it only when it ends
         tensors |= {f"momentum.{k}": v for k, v in live.at.momentum.items()}
+        tensors |= {f"live.{k}": v for k in ("chosen", "pixels") if (v := getattr(live, k)) is not None}
+        if live.teacher is not None:
+            tensors |= {f"teacher.{k}": v for k, v in live.teacher.state_dict().items()}
         info["live"] = {
             "state": _pack("live.", live.state, tensors),
+            "stage": live.at.stage,
             "epoch": live.at.epoch,
             "seconds": live.at.seconds,
             "data": live.data,
@@ -89,17 +115,18 @@ def unpack(
     state = _unpack("", info["state"], tensors, method, device)
     if "live" not in info:
         return state, None
-    coming = _unpack("live.", info["live"]["state"], tensors, method, device)
-    assert coming.net is not None
-    coming.net.requires_grad_(True)
+    plain = info["live"]
+    coming = _unpack("live.", plain["state"], tensors, method, device)
+    live = Live(coming, Position(), plain["data"], tensors.get("live.chosen"), tensors.get("live.pixels"))
     # Copied into tensors like the weights, so that both are laid out in memory alike.
+    like = dict(live.net.named_parameters()) | {f"state.{k}": v for k, v in coming.extra.items()}
     momentum = {
-        k: torch.zeros_like(w).copy_(tensors[f"momentum.{k}"])
-        for k, w in coming.net.named_parameters()
-        if f"momentum.{k}" in tensors
+        k: torch.zeros_like(w).copy_(tensors[f"momentum.{k}"]) for k, w in like.items() if f"momentum.{k}" in tensors
     }
-    position = Position(momentum, int(info["live"]["epoch"]), float(info["live"]["seconds"]))
-    return state, Live(coming, position, info["live"]["data"])
+    live.at = Position(int(plain["stage"]), int(plain["epoch"]), float(plain["seconds"]), momentum)
+    if weights := _under("teacher.", tensors):
+        live.teacher = _net(weights, len(coming.classes), coming.shape, method, device)
+    return state, live
 
 
 def _pack(prefix: str, state: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -111,6 +138,7 @@ def _pack(prefix: str, state: State, tensors: dict[str, Tensor]) -> dict[str, An
         "sizes": list(state.sizes),
         "shape": state.shape,
         "alphas": state.alphas,
+        "keeper": state.keeper,
     }
 
 
@@ -122,16 +150,23 @@ def _unpack(
     channels, height, width = plain["shape"]
     shape = (channels, height, width)
     classes = [_from_json(c) for c in plain["classes"]]
-    weights = _under(f"{prefix}net.", tensors)
+    net = _net(_under(f"{prefix}net.", tensors), len(classes), shape, method, device)
+    exemplars = Images(tensors["memory.x"], tensors["memory.y"]) if "memory.x" in tensors else None
+    extra = _under(f"{prefix}extra.", tensors)
+    sizes, alphas = tuple(plain["sizes"]), list(plain["alphas"])
+    kept = tensors.get("memory.at")
+    return State(net, classes, sizes, shape, exemplars, kept, plain["keeper"], extra, alphas)
+
+
+def _net(weights: dict[str, Tensor], classes: int, shape: Shape | None, method: Method, device: torch.device) -> Net:
+    """A frozen net with these weights."""
+    if shape is None:
+        raise ValueError("a net has a shape of images")
     net = new_net(method, shape, weights["mean"], weights["std"], generator(0))
-    net.head.widen(len(classes), generator(0))
+    net.head.widen(classes, generator(0))
     net = place(net, device)
     net.load_state_dict(weights)
-    net.eval().requires_grad_(False)
-    none = Images(torch.empty(0, *shape, dtype=torch.uint8, device=device), torch.empty(0).long().to(device))
-    exemplars = Images(tensors.get("memory.x", none.x), tensors.get("memory.y", none.y))
-    extra = _under(f"{prefix}extra.", tensors)
-    return State(net, classes, tuple(plain["sizes"]), shape, exemplars, extra, list(plain["alphas"]))
+    return net.eval().requires_grad_(False)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

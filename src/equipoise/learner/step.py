@@ -1,192 +1,193 @@
-"""The stages of a step: the net grows, it is trained, exemplars are chosen, and the classifier may be refitted."""
+"""A step from its beginning to its end: the net grows, stages are entered and left, exemplars are chosen and kept."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Hashable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..data import memory
 from ..data.images import Images, channel_statistics, join
-from ..data.inputs import as_statistics, image_shape
-from ..engine.device import working_on
-from ..engine.train import Epoch, Position, fit, trained
+from ..data.memory import Budget
+from ..data.randomness import generator
+from ..engine.predict import View, features
+from ..engine.train import Position
 from ..errors import UsageError
-from ..losses import Meta
-from ..method import Method, Step
+from ..method import Method
+from ..nets import Net
 from ..nets.heads import RowsHead
-from ..randomness import generator
+from ..step import Plan, Recipe, Stage, Stages, Step
 from .state import Live, State, new_net, place
-
-if TYPE_CHECKING:
-    from . import Learner
 
 log = logging.getLogger("equipoise")
 
 
-def begin(learner: Learner, data: Images, names: list[Hashable]) -> Live:
-    """The net with rows for the new classes, and nothing trained yet."""
-    old, method, seed = learner.state_, learner.method, learner.seed
-    t, shape = len(old.sizes), image_shape(data.x)
-    if t > 0:
-        method.check_memory(learner.budget_.share(len(old.classes)))
-    rows = len(names)
-    if old.net is None or method.fresh:
-        if old.net is not None:
-            statistics, rows = (old.net.mean.clone(), old.net.std.clone()), rows + len(old.classes)
-        elif learner.normalise is not None:
-            statistics = as_statistics(learner.normalise, shape[0])
-        else:
-            statistics = channel_statistics(data.x)
-        net = new_net(method, shape, *statistics, generator(seed, t, "weights"))
-        place(net, learner.device_)
-    else:
-        net = copy.deepcopy(old.net).requires_grad_(True)
-    net.head.widen(rows, generator(seed, t, "rows"))
-    if t > 0 and not method.fresh and type(method).first_rows is not Method.first_rows:
-        h = torch.cat([out.h for out in learner.outputs(data.x)])
-        method.first_rows(net.head, h, data.y - len(old.classes), generator(seed, t, "first rows"))
-    state = State(
-        net,
-        old.classes + names,
-        (*old.sizes, len(names)),
-        shape,
-        Images(data.x[:0], data.y[:0]) if old.exemplars is None else old.exemplars,
-        {name: noted.clone() for name, noted in old.extra.items()},
-        list(old.alphas),
-    )
-    if isinstance(method.loss, Meta) and t > 0 and method.learns(t):
-        state.extra["alpha"] = torch.ones((), device=learner.device_)
-    momentum = {name: torch.zeros_like(w) for name, w in net.named_parameters()}
-    return Live(state, Position(momentum), data.fingerprint())
+@dataclass(frozen=True)
+class Before:
+    """What a step is made from: the method, what is known, and the images."""
 
+    method: Method
+    state: State
+    """after the step before"""
+    plan: Plan
+    images: Images
+    """all pixels at hand: the step's and the memory's"""
+    data: Tensor
+    """where the step's images are"""
+    memory: Tensor
+    """where the exemplars are"""
+    stays: bool
+    """whether the caller keeps the images, so that exemplars may remain positions in them"""
+    seed: int
 
-def train(
-    learner: Learner,
-    live: Live,
-    data: Images,
-    callback: Callable[[Learner], None] | None,
-    tick: Callable[[float], None],
-) -> None:
-    """All epochs of the step that are left."""
-    state, method = live.state, learner.method
-    assert state.exemplars is not None
-    if not method.learns(len(state.sizes) - 1):
-        return
-    n_old = len(learner.state_.classes)
-    everything = join(data, state.exemplars)
-    if len(everything) < 2:
-        raise UsageError("a step needs at least two images to train on")
-    images, held = everything, None
-    if "alpha" in state.extra:
-        images, held = hold_out(learner, everything, n_old, len(state.sizes) - 1)
-    counted = everything if isinstance(method.loss, Meta) and method.loss.count == "all" else images
-    step = step_on(learner, live, images, held, counted)
-    recipe, crop = learner.settings_for(image_shape(data.x))
+    @property
+    def stages(self) -> Stages:
+        """The trainings of the step, and the choice of the exemplars between them."""
+        return self.method.stages(self.plan)
 
-    def on_epoch(epoch: Epoch) -> None:
-        learner.progress_ = epoch
-        if callback is not None:
-            callback(learner)
-
-    # Only what is trained has momentum; a method may have frozen some weights.
-    live.at.momentum = {name: live.at.momentum[name] for name in trained(step)}
-    plain = torch.autocast(learner.device_.type, enabled=False)  # whatever the caller is in the middle of
-    with torch.enable_grad(), plain, working_on(learner.device_):
-        # What could not be compiled or recorded once is neither tried nor said again in every step.
-        learner.engine_ = fit(
-            method, step, recipe, crop, learner.seed, learner.bf16_, live.at, on_epoch, tick, learner.engine_,
-            asked=learner.engine == learner.engine_,
+    def begin(self, new: list[Hashable], statistics: tuple[Tensor, Tensor] | None, fingerprint: str) -> Live:
+        """The net with rows for the new classes, and nothing trained yet."""
+        old, plan = self.state, self.plan
+        net = self.grow(len(new), channel_statistics(self.images.x[self.data]) if statistics is None else statistics)
+        noted = {name: value.clone() for name, value in old.extra.items()}
+        state = State(
+            net, old.classes + new, plan.sizes, plan.shape, old.exemplars, old.kept, old.keeper, noted, list(old.alphas)
         )  # fmt: skip
+        live = Live(state, Position(), fingerprint)
+        if any(isinstance(stage, Stage) for stage in self.stages):
+            self.method.remedy.enter(self.step(live))
+        return live
+
+    def grow(self, new: int, statistics: tuple[Tensor, Tensor]) -> Net:
+        """The net of the step before with rows for the new classes, or a fresh one."""
+        method, old, t, images = self.method, self.state, self.plan.t, self.images
+        rows = new
+        if old.net is None or method.fresh:
+            if old.net is not None:
+                statistics, rows = (old.net.mean.clone(), old.net.std.clone()), self.plan.N
+            net = new_net(method, self.plan.shape, *statistics, generator(self.seed, t, "weights"))
+            place(net, images.x.device)
+        else:
+            net = copy.deepcopy(old.net)
+        net.head.widen(rows, generator(self.seed, t, "rows"))
+        if old.net is not None and not method.fresh and method.overrides("first_rows"):
+            h, y = embed(images, old.net, self.data), images.y[self.data] - self.plan.n_old
+            method.first_rows(net.head, h, y, generator(self.seed, t, "first rows"))
+        return net
+
+    def has_images(self, stage: Stage, live: Live) -> bool:
+        """Whether there is something to train a stage on."""
+        return stage.images != "memory" or len(self.memory if live.chosen is None else live.chosen) > 1
+
+    def enter(self, live: Live, stage: Stage) -> tuple[Method, Step]:
+        """A stage, from where it stands: the method with the remedy that is in force, and what it may see."""
+        method = self.method if stage.remedy is None else self.method.with_remedy(stage.remedy)
+        if stage.teacher == "as this stage began" and live.teacher is None:
+            live.teacher = copy.deepcopy(live.net).eval().requires_grad_(False)
+        previous = None if method.fresh else self.state.net
+        teacher = {"previous": previous, "as this stage began": live.teacher, None: None}[stage.teacher]
+        s = self.step(live, stage, teacher, method)
+        if live.at.epoch == 0:
+            method.enter(s, stage)
+        return method, s
+
+    def leave(self, method: Method, s: Step, stage: Stage, live: Live) -> None:
+        """A stage is over: freeze all, and keep what the method puts in place of the exemplars' pixels."""
+        live.net.eval().requires_grad_(False)
+        for name, value in s.state.items():
+            s.state[name] = value.detach()
+        pixels = method.leave(s, stage)
+        live.pixels = live.pixels if pixels is None else pixels
+
+    def step(
+        self, live: Live, stage: Stage | None = None, teacher: Net | None = None, method: Method | None = None
+    ) -> Step:
+        """What the method may see in a stage, where it has the remedy in force; without one, before the first or after
+        the last."""
+        plan, everything = self.plan, torch.cat([self.data, self.memory])
+        held = everything[:0]
+        if (h := self.method.hold(plan)) > 0:
+            if min(plan.counts) <= h:
+                few = live.state.classes[plan.counts.index(min(plan.counts))]
+                raise UsageError(
+                    f"{self.method.name}, remedy {self.method.remedy.name}, holds {h} image(s) of every class out of "
+                    f"training, but {few!r} has only {min(plan.counts)}"
+                )
+            trained, out = memory.hold_out(self.images.y[everything], h, generator(self.seed, plan.t, "hold"))
+            everything, held = everything[trained], everything[out]
+        images, kept = self.images, self.memory if live.chosen is None else live.chosen
+        if live.pixels is not None:
+            images = join(images, Images(live.pixels, images.y[kept]))
+            kept = torch.arange(len(self.images), len(images), device=kept.device)
+        where = self.data if stage is None else {"all": everything, "memory": kept, "held": held}[stage.images]
+        n = torch.bincount(images.y[where], minlength=plan.N).float()
+        s = Step(
+            **vars(plan), n=n, lam=torch.ones_like(n), images=images, data=self.data, memory=kept, held=held,
+            where=where, net=live.net, teacher=teacher, state=live.state.extra, embed=partial(embed, images),
+        )  # fmt: skip
+        return replace(s, lam=(method or self.method).lam(s).clone())
+
+    def choose(self, live: Live, select: str) -> Tensor:
+        """The memory after the step: m of every old class, then the new exemplars, class by class."""
+        live.net.eval().requires_grad_(False)
+        m, new = self.plan.keep, self.data[:0]
+        if m > 0:
+            gen = generator(self.seed, self.plan.t, "exemplars")
+            new = self.method.choose(self.step(live), m, select, gen)
+        return torch.cat([memory.keep(self.memory, self.images.y[self.memory], m), new])
+
+    def finish(self, live: Live) -> None:
+        """The step is over: note what the method notes, the last α, and the exemplars as they stay."""
+        state = live.state
+        self.method.after(self.step(live))
+        warn_of_scale(live.net, self.plan.t)
+        adapt = self.method.remedy.adapt()
+        alpha = None if adapt is None else state.extra.pop(adapt.name, None)
+        state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
+        chosen = self.memory if live.chosen is None else live.chosen
+        if self.stays and live.pixels is None:
+            state.exemplars, state.kept, state.keeper = None, chosen, self.images.id
+            return
+        own = self.images[chosen]
+        state.exemplars, state.kept = own if live.pixels is None else Images(live.pixels, own.y), None
 
 
-def step_on(learner: Learner, live: Live, images: Images, held: Images | None, counted: Images) -> Step:
-    """What the method may see when it trains on these images; `counted` are those that n counts."""
-    state, method, before = live.state, learner.method, learner.state_
-    assert state.net is not None
-    n = torch.bincount(counted.y, minlength=len(state.classes)).float()
-    past = torch.arange(len(n), device=n.device) < len(before.classes)
-    lam = method.loss.lam(n, past, state.extra.get("alpha")).clone()
-    t = len(state.sizes) - 1
-    teacher = None if method.fresh else before.net
-    return Step(t, len(before.classes), state.sizes, n, lam, images, held, state.net, teacher, state.extra)
+def plan_step(state: State, new: int, images: Images, where: Tensor, budget: Budget, recipe: Recipe | None) -> Plan:
+    """What is known without pixels of a step that brings so many new classes, with images at these positions."""
+    sizes = (*state.sizes, new)
+    counts = torch.bincount(images.y[where], minlength=sum(sizes)).tolist()
+    _, channels, height, width = images.x.shape
+    m, keep = budget.share(sum(state.sizes)) if state.sizes else 0, budget.share(sum(sizes))
+    return Plan(len(state.sizes), sizes, (channels, height, width), tuple(counts), m, keep, recipe)
 
 
-def hold_out(learner: Learner, images: Images, n_old: int, t: int) -> tuple[Images, Images]:
-    """D_t and B_t: the same number of images of every class is held out of training, for this step only."""
-    loss = learner.method.loss
-    assert isinstance(loss, Meta)
-    share = learner.budget_.share(n_old)
-    loss.check_memory(share)
-    counts = torch.bincount(images.y)
-    h = loss.held(int(counts.min()) if share == memory.EVERYTHING else share)
-    if int(counts.min()) <= h:
-        few = learner.classes_[int(counts.argmin())]
-        raise UsageError(
-            f"Meta holds {h} image(s) of every class out of training, but {few!r} has only {int(counts.min())}"
-        )
-    return memory.hold_out(images, h, generator(learner.seed, t, "hold"))
+def embed(images: Images, net: Net, where: Tensor, view: View | None = None) -> Tensor:
+    """The embeddings of the images at these positions."""
+    return features(net, images.x, where, view)
 
 
-def finish(learner: Learner, live: Live, data: Images, on_refit: Callable[[Epoch], None]) -> None:
-    """After training: freeze the net, choose the exemplars, refit the classifier, note α."""
-    state = live.state
-    assert state.net is not None
-    state.net.eval().requires_grad_(False)
-    m = learner.budget_.share(len(state.classes))
-    t = len(state.sizes) - 1
-    noting = type(learner.method).after is not Method.after
-    herding = m > 0 and learner.select == "herding"
-    if noting or herding:
-        h = torch.cat([out.h for out in learner.outputs(data.x)])
-    if noting:
-        learner.method.after(step_on(learner, live, data, None, data), h)
-    if m == 0:
-        which = data.y.new_zeros(0)
-    elif learner.select == "random":
-        which = memory.at_random(data.y, m, generator(learner.seed, t, "exemplars"))
-    else:
-        which = memory.herding(h, data.y, m)
-    state.exemplars = memory.update(state.exemplars, data[which], m)
-    if t > 0 and len(state.exemplars) > 1:
-        refit(learner, live, on_refit)
-    if isinstance(state.net.head, RowsHead) and (scale := state.net.head.scale.item()) < 0:
+def gather(data: Images, state: State) -> tuple[Images, Tensor]:
+    """All pixels that a step can see, and where among them the exemplars are."""
+    if state.kept is not None:
+        if not data.id or data.id != state.keeper:
+            raise UsageError("the exemplars are positions in other images: call own_exemplars(images) with those first")
+        return data, state.kept
+    if state.exemplars is None or not len(state.exemplars):
+        return data, torch.zeros(0, dtype=torch.long, device=data.y.device)
+    everything = join(data, state.exemplars)
+    return everything, torch.arange(len(data), len(everything), device=data.y.device)
+
+
+def warn_of_scale(net: Net, t: int) -> None:
+    """A scale below 0 turns similarities round."""
+    if isinstance(net.head, RowsHead) and (scale := net.head.scale.item()) < 0:
         log.warning(
             "the scale of the head is %.3g after step %d, so that the least similar class wins: train for more epochs",
             scale,
             t,
         )
-    alpha = state.extra.pop("alpha", None)
-    state.alphas = [*state.alphas, None if alpha is None else alpha.item()]
-
-
-def refit(learner: Learner, live: Live, on_epoch: Callable[[Epoch], None]) -> None:
-    """Train the classifier, or all, once more on the memory alone, which is balanced, where the method asks for it.
-
-    It takes seconds, has no checkpoint of its own, and is done again where it was cut off.
-    """
-    state, method = live.state, learner.method
-    assert state.net is not None and state.exemplars is not None
-    recipe, crop = learner.settings_for(image_shape(state.exemplars.x))
-    asked = method.refitting(recipe.last)
-    if asked is None:
-        return
-    step = step_on(learner, live, state.exemplars, None, state.exemplars)
-    if not asked.taught:
-        step.teacher = None
-    classifier = state.net.head.refitted()
-    for w in classifier if asked.what == "classifier" else state.net.parameters():
-        w.requires_grad_(True)
-    at = Position({name: torch.zeros_like(w) for name, w in trained(step).items()})
-    plain = torch.autocast(learner.device_.type, enabled=False)
-    with torch.enable_grad(), plain, working_on(learner.device_):
-        fit(
-            replace(method, mitigation="none"), step, asked.recipe, crop, learner.seed, learner.bf16_, at,
-            on_epoch, engine=learner.engine_, stage="refit", moving=asked.statistics == "move",
-            asked=learner.engine == learner.engine_ and step.t == 1,  # said once
-        )  # fmt: skip
-    state.net.eval().requires_grad_(False)

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
+from typing import TypeVar
 
 from ..errors import unknown
 from ..method import Method
+from ..remedies import REMEDIES, Remedy
+from ..settings import Kinds
+
+Kind = TypeVar("Kind")
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def known() -> dict[str, type[Method]]:
-    """Every method that has been imported and has a name, by that name."""
-    return {kind.name: kind for kind in Method.__subclasses__() if kind.name}
+    """Every method that has been imported and has a name, by that name; of one defined again, the latest."""
+    return {kind.name: kind for kind in _subclasses(Method) if kind.name}
+
+
+def built_in() -> dict[str, type[Method]]:
+    """Those of this package."""
+    return {name: kind for name, kind in known().items() if kind.__module__.startswith(f"{__name__}.")}
+
+
+def _subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
 
 
 def named(name: str) -> type[Method]:
@@ -23,3 +40,15 @@ def named(name: str) -> type[Method]:
         return known()[name]
     except KeyError:
         raise unknown("method", name, known()) from None
+
+
+def remedy_named(name: str) -> type[Remedy]:
+    """The remedy of that name, likewise; also one from elsewhere."""
+    every = {kind.name: kind for kind in _subclasses(Remedy) if kind.name} | REMEDIES
+    if name not in every:
+        raise unknown("remedy", name, REMEDIES)
+    return every[name]
+
+
+KINDS: Kinds = {Method: named, Remedy: remedy_named}
+"""how methods and remedies are read from plain settings"""

@@ -7,10 +7,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..errors import check, check_choice
 from ..losses import distillation
-from ..method import Method, Out, Step
-from ..settings import later
+from ..method import Method
+from ..nets import Batch
+from ..settings import number
+from ..step import Step
 
 
 @dataclass(frozen=True)
@@ -22,24 +23,20 @@ class ILBaseline(Method):
     """
 
     name: ClassVar[str] = "il-baseline"
-    T: float = 2.0
+    title: ClassVar[str] = "IL-Baseline"
+    T: float = number(2.0, above=0, most=1e6)
     """temperature of the distillation"""
-    weights: Literal["rho", "ones"] = later("rho")
+    weights: Literal["rho", "ones"] = "rho"
     """of distillation and classification: ρ and 1 − ρ, or 1 and 1 as in SS-IL"""
-    distil: Literal["together", "by-step"] = later("together")
+    distil: Literal["together", "by-step"] = "together"
     """distillation: one softmax over all old classes, or one over those of each earlier step, added, as in SS-IL"""
 
-    def __post_init__(self) -> None:
-        check("T", self.T, above=0, most=1e6)
-        check_choice("weights", self.weights, "rho", "ones")
-        check_choice("distil", self.distil, "together", "by-step")
-
-    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+    def objective(self, s: Step, b: Batch) -> Tensor:
         """Eq. 1."""
-        Lc = self.classify(out.z, y, s)
-        if ref is None:
+        Lc = self.classify(b.out.z, b.y, s)
+        if b.ref is None:
             return Lc
-        Ld = distillation(out.z, ref.z, self.T, (s.n_old,) if self.distil == "together" else s.sizes[:-1])
+        Ld = distillation(b.out.z, b.ref.z, self.T, (s.n_old,) if self.distil == "together" else s.sizes[:-1])
         rho = s.n_old / s.N
         return rho * Ld + (1 - rho) * Lc if self.weights == "rho" else Ld + Lc
 

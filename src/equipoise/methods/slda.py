@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..data.images import class_sums
-from ..errors import check
-from ..method import Method, Out, Step
+from ..method import Method
+from ..nets import Batch, Out
+from ..settings import number
+from ..step import CHOOSE, Learned, Plan, Stages, Step
 from .il_baseline import ILBaseline
 
 
@@ -22,30 +22,26 @@ class SLDA(Method):
     The net is trained in the base step only, whose images give the first Σ; no memory is used.
     """
 
-    name: ClassVar[str] = "slda"
-    mitigations: ClassVar[tuple[str, ...]] = ()
-    others: ClassVar[str] = "nothing is trained after the base step"
-    shrinkage: float = 1e-4
+    remedies = ("balanced", "relaxed", "meta")
+    reason = "nothing is trained after the base step"
+    shrinkage: float = number(1e-4, above=0, most=1)
     """ε"""
 
-    def __post_init__(self) -> None:
-        check("shrinkage", self.shrinkage, above=0, most=1)
-
-    def objective(self, s: Step, y: Tensor, out: Out, ref: Out | None) -> Tensor:
+    def objective(self, s: Step, b: Batch) -> Tensor:
         """The classification loss, in the base step."""
-        return self.classify(out.z, y, s)
+        return self.classify(b.out.z, b.y, s)
 
     def at_base(self) -> Method:
         """That of IL-Baseline."""
         return ILBaseline()
 
-    def learns(self, t: int) -> bool:
-        """In the base step only."""
-        return t == 0
+    def stages(self, plan: Plan) -> Stages:
+        """Training in the base step only."""
+        return super().stages(plan) if plan.t == 0 else (CHOOSE,)
 
-    def after(self, s: Step, h: Tensor) -> None:
+    def after(self, s: Step) -> None:
         """Means of the new classes; Σ by oracle shrinkage of the base step, then image by image."""
-        h, y = h.double(), s.data.y - s.n_old
+        h, y = s.embed(s.net, s.data).double(), s.images.y[s.data] - s.n_old
         counts = torch.bincount(y, minlength=s.N - s.n_old)
         means = class_sums(h, y, len(counts)) / counts[:, None]
         if s.t == 0:
@@ -69,11 +65,11 @@ class SLDA(Method):
         s.state["seen"] = total
         s.state["means"] = torch.cat([s.state["means"], means])
 
-    def scores(self, out: Out, state: Mapping[str, Tensor]) -> Tensor:
+    def scores(self, out: Out, known: Learned) -> Tensor:
         """h Λ μ_k − ½ μ_k Λ μ_k; the logits while the base step is under way."""
-        if "means" not in state:
+        if "means" not in known.state:
             return out.z
-        sigma, means = state["sigma"], state["means"]
+        sigma, means = known.state["sigma"], known.state["means"]
         shrunk = (1 - self.shrinkage) * sigma + self.shrinkage * torch.eye(len(sigma)).to(sigma)
         w = torch.linalg.solve(shrunk, means.T)
         score: Tensor = out.h.double() @ w - (means * w.T).sum(1) / 2

@@ -25,6 +25,21 @@ class Out(NamedTuple):
     """what a head adds for its method, such as unscaled cosines"""
 
 
+class Batch(NamedTuple):
+    """What an objective is given of a batch."""
+
+    y: Tensor
+    """labels"""
+    out: Out
+    """what the net returns"""
+    ref: Out | None = None
+    """what the frozen teacher returns; None where nobody teaches"""
+    more: Batch | None = None
+    """the second stream, where the method names one"""
+    all_y: Tensor | None = None
+    """labels of the whole batch where several GPUs share it; None where this is all of it"""
+
+
 Features = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 """From uint8 images to the embedding and the stage outputs."""
 
@@ -48,14 +63,17 @@ class Net(nn.Module):
         features: tuple[Tensor, list[Tensor]] = self.backbone((x.to(self.mean.dtype) - self.mean) / self.std)
         return features
 
-    def forward(self, x: Tensor, features: Features | None = None) -> Out:
+    def forward(self, x: Tensor, features: Features | None = None, classify: bool = True) -> Out:
         """The output for a batch of uint8 images (batch, channels, height, width).
 
-        `features` stands in for the net's own: the same weights, by other kernels.
+        `features` stands in for the net's own: the same weights, by other kernels. Without `classify` there are no
+        logits.
         """
         h, maps = (self.features if features is None else features)(x)
         # The head is small, and rounding its logits makes ties: fp32, whatever the backbone was computed in.
         h = h.to(torch.promote_types(h.dtype, torch.float32))
+        if not classify:
+            return Out(h.new_empty(len(h), 0), h, maps, {})
         with torch.autocast(x.device.type, enabled=False):
-            z, extra = self.head(h)
+            z, extra = self.head(h, maps)
         return Out(z, h, maps, extra)

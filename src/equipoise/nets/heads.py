@@ -18,13 +18,9 @@ class Head(nn.Module):
         """Add `new` classes after those that are there, which stay as they are."""
         raise TypeError("a head says how it grows")
 
-    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The logits of a batch of embeddings, and what else the method's objective needs."""
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch, from embeddings and stage outputs, and what else the method's objective needs."""
         raise TypeError("a head says how it computes")
-
-    def refitted(self) -> list[nn.Parameter]:
-        """What is trained when the classifier is refitted on the memory."""
-        return list(self.parameters())
 
 
 class LinearHead(Head):
@@ -44,21 +40,21 @@ class LinearHead(Head):
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(self.bias.device)]))
 
-    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch of embeddings."""
         return F.linear(h, self.weight, self.bias), {}
 
 
 class RowsHead(Head):
-    """A head that compares directions: rows of old classes rest, those of new classes learn, and so does a scale."""
+    """A head that compares directions, with a learned scale; rows of old and of new classes are apart, so that a method
+    may freeze the old ones."""
 
-    old: Tensor
     per_class = 1
     """rows of a class"""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.register_buffer("old", torch.empty(0, width))  # no parameter: neither gradient nor weight decay
+        self.old = nn.Parameter(torch.empty(0, width))
         self.new = nn.Parameter(torch.empty(0, width))
         self.scale = nn.Parameter(torch.ones(()))
 
@@ -67,8 +63,8 @@ class RowsHead(Head):
         return torch.cat([self.old, self.new])
 
     def widen(self, new: int, gen: torch.Generator) -> None:
-        """Let the rows that are there rest, and add those of `new` classes."""
-        self.old = self.rows().detach()
+        """Count the rows that are there as old ones, and add those of `new` classes."""
+        self.old = nn.Parameter(self.rows().detach())
         rows = self.first_rows(new * self.per_class, self.old.shape[1], gen)
         self.new = nn.Parameter(rows.to(self.old))
 
@@ -81,18 +77,12 @@ class RowsHead(Head):
         with torch.no_grad():
             self.new.copy_(directions * self.old.norm(dim=1).mean())
 
-    def refitted(self) -> list[nn.Parameter]:
-        """The rows of all classes, which are waked for it; the scale rests."""
-        self.new = nn.Parameter(self.rows().detach())
-        self.old = self.old[:0]
-        return [self.new]
-
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in ("old", "new"):  # how many rows rest depends on what was learned
+        for name in ("old", "new"):  # how many rows are of old classes depends on what was learned
             if (given := state.get(f"{prefix}{name}")) is not None:
                 mine = getattr(self, name)
                 room = torch.empty(given.shape, dtype=mine.dtype, device=mine.device)
-                setattr(self, name, nn.Parameter(room, mine.requires_grad) if name == "new" else room)
+                setattr(self, name, nn.Parameter(room, mine.requires_grad))
         super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]
 
 
@@ -104,7 +94,7 @@ class CosineHead(RowsHead):
         bound = 1 / math.sqrt(width)
         return torch.empty(count, width).uniform_(-bound, bound, generator=gen)
 
-    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch of embeddings, and the cosines."""
         cos = F.normalize(h, dim=1) @ F.normalize(self.rows(), dim=1).T
         return self.scale * cos, {"cos": cos}
@@ -140,7 +130,7 @@ class ProxyHead(RowsHead):
             found.append(made[torch.arange(self.per_class) % count])
         return torch.cat(found)
 
-    def forward(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch of embeddings, the similarities without scale, and the scale."""
         cos = F.normalize(h, dim=1) @ F.normalize(self.rows(), dim=1).T
         near = (cos if self.cosine else 2 * cos - 2).view(len(h), -1, self.per_class)

@@ -8,10 +8,12 @@ quote from other papers have no run here: such numbers are shown beside ours, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from ..data.datasets import SHAPES
 from ..errors import unknown
+from ..settings import changed
+from ..step import plan_for
 from .beyond import batches, bounds, costs, separated
 from .cells import DATASETS, METRICS, ROWS, Cell, Column, Row, Table, cifar
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6
@@ -53,7 +55,7 @@ def rehearsed(table: Table) -> Table:
     """The table with digits in the place of CIFAR-100 in 5 steps, and without the rest: minutes on any machine."""
 
     def cell(c: Cell) -> Cell | None:
-        if c.run is None or c.run.dataset != "cifar100" or c.run.steps != 5:
+        if c.run is None or c.run.data.name != "cifar100" or c.run.protocol.steps != 5:
             return None
         column = replace(
             c.column,
@@ -63,10 +65,9 @@ def rehearsed(table: Table) -> Table:
         )
         recipe = c.run.recipe
         if recipe is not None:
-            usual, now = (asdict(r) for r in (c.run.method.recipe(SHAPES["cifar100"]), recipe))
-            changed = {name: value for name, value in now.items() if value != usual[name]}
-            recipe = replace(c.run.method.recipe(SHAPES["digits"]), **changed)
-        return Cell(column, None, replace(c.run, dataset="digits", recipe=recipe), c.metric)
+            there, here = (c.run.method.recipe(plan_for(SHAPES[name])) for name in ("cifar100", "digits"))
+            recipe = replace(here, **dict(changed(recipe, there)))
+        return Cell(column, None, replace(c.run, data=replace(c.run.data, name="digits"), recipe=recipe), c.metric)
 
     kept = ((row, tuple(filter(None, map(cell, row.cells)))) for row in table.rows)
     return replace(table, rows=tuple(replace(row, cells=cells) for row, cells in kept if cells))

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data.datasets import PLANNED, SHAPES
-from ..losses import Balanced, Meta, Relaxed, Standard
-from ..method import Method, Recipe
+from ..method import Method
 from ..methods.il_baseline import ILBaseline
 from ..methods.lucir import LUCIR
 from ..methods.ncm import NCM
 from ..methods.podnet import PODNet
 from ..methods.slda import SLDA
-from ..runs.run import Run
+from ..remedies import Balanced, Meta, Relaxed
+from ..runs.settings import Data, Protocol, Run
+from ..step import Recipe, plan_for
 
 METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "average": lambda result: result["average_incremental_accuracy"],
@@ -103,44 +104,45 @@ ROWS: dict[str, Method] = {
 
 def cifar(method: Method, steps: int = 5, memory: str = "20") -> Run:
     """The protocol of most of the paper with the defaults of a run: CIFAR-100, half of its classes first."""
-    return Run(method, "cifar100", steps=steps, memory=memory)
+    return Run(method, Data("cifar100"), Protocol(steps=steps, memory=memory))
 
 
 def set_for(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe | None]:
     """The method as the cells of a data set have it, and its recipe where that is not the method's own.
 
-    As in the originals, LUCIR and PODNet weigh the previous net more on ImageNet, LUCIR refits its classifier on the
-    whole of it only, and PODNet refits with a smaller learning rate and smaller batches, both with the weight decay of
-    a step; with another loss than the standard one, or without memory, there is no refit.
+    As in the originals, LUCIR and PODNet weigh the previous net more on ImageNet, LUCIR fine-tunes its classifier on
+    the whole of it only, and PODNet with a smaller learning rate and smaller batches, both with the weight decay of a
+    step. With a remedy that has a loss of its own, or without memory, neither fine-tunes.
     """
     if not dataset.startswith("imagenet"):
         return method, None
-    whole, refits = dataset == "imagenet", isinstance(method.loss, Standard) and memory != "0"
-    own: dict[str, Any] = {"refit_weight_decay": 1e-4} if whole and refits else {}
+    whole, finetunes = dataset == "imagenet", method.remedy.keeps_finetuning and memory != "0"
     if isinstance(method, LUCIR):
-        return replace(method, lambda_base=10.0, finetune=whole and refits, **own), None
+        finetune = replace(method.finetune, epochs=20, weight_decay=1e-4) if whole and finetunes else method.finetune
+        return replace(method, lambda_base=10.0, finetune=finetune), None
     if isinstance(method, PODNet):
-        own |= {"refit_lr": 0.01, "refit_batch": 64} if refits else {}
-        recipe = replace(method.recipe(PLANNED[dataset]), weight_decay=1e-4) if whole else None
-        return replace(method, lambda_c=8.0, lambda_f=10.0, **own), recipe
+        own: dict[str, Any] = {"lr": 0.01, "batch": 64} | ({"weight_decay": 1e-4} if whole else {})
+        finetune = replace(method.finetune, **own) if finetunes else method.finetune
+        recipe = replace(method.recipe(plan_for(PLANNED[dataset])), weight_decay=1e-4) if whole else None
+        return replace(method, lambda_c=8.0, lambda_f=10.0, finetune=finetune), recipe
     return method, None
 
 
 def with_short_batches(run: Run) -> Run:
     """The run with every epoch ended by a short batch of what is left of it, as in the originals' loops."""
-    usual = run.recipe or run.method.recipe((SHAPES | PLANNED)[run.dataset])
-    return replace(run, recipe=replace(usual, last="short"))
+    recipe = run.recipe or run.method.recipe(plan_for((SHAPES | PLANNED)[run.data.name]))
+    return replace(run, recipe=replace(recipe, last="short"))
 
 
-def run_of(method: Method, dataset: str, memory: str, steps: int | None = None, classes: int | None = None) -> Run:
-    """The run of the paper's cell: half of the classes and then that many steps, or so many classes at a time.
+def run_of(method: Method, dataset: str, memory: str, steps: int, base: int | None = None) -> Run:
+    """The run of the paper's cell: half of the classes, or `base` of them, and then that many steps.
 
     Its epochs end with a short batch, as in the loops that the paper's code was built on. What joined batches, which
     are the default of a run, change is the table `batches`.
     """
     method, recipe = set_for(method, dataset, memory)
-    run = Run(method, dataset, base=classes, increment=classes, steps=steps, memory=memory, recipe=recipe)
-    return with_short_batches(run)
+    protocol = Protocol(base=base, steps=steps, memory=memory)
+    return with_short_batches(Run(method, Data(dataset), protocol, recipe))
 
 
 def cell_of(method: Method, steps: int = 5, memory: str = "20") -> Run:
@@ -155,6 +157,6 @@ def old_and_new(run: Run, group: str, average: float | None = None, which: str =
     """
     cells = []
     for metric, value in (("average", average), ("final base", None), ("final new", None)):
-        column = Column(f"{run.dataset}-{which}{metric.replace(' ', '-')}", group, metric, run.dataset)
+        column = Column(f"{run.data.name}-{which}{metric.replace(' ', '-')}", group, metric, run.data.name)
         cells.append(Cell(column, value, run, metric))
     return tuple(cells)

@@ -12,11 +12,11 @@ import numpy as np
 
 from ..data.datasets import COUNTS, SHAPES
 from ..errors import EquipoiseError
-from ..learner.record import digest
-from ..losses import Standard
 from ..runs.command import command
 from ..runs.folder import Result, check_there, read_result
-from ..runs.run import Run, asked, run_from
+from ..runs.plan import read_run, resolve
+from ..runs.settings import Run
+from ..settings import digest, to_plain
 from . import METRICS, Cell, Row, Table
 
 ONE, SEVERAL = 1.5, 1.0
@@ -36,21 +36,21 @@ class Records(NamedTuple):
     found: list[Found]
     """in the order of their names"""
     by_run: dict[str, dict[int, Found]]
-    """by what was asked for, then by seed: those that a cell of the paper could be"""
+    """by their settings, then by seed: those that a cell of the paper could be"""
 
 
 NONE = Records([], {})
 
 
 def key(run: Run) -> str:
-    """Equal for runs that differ in the seed only, or in what does not change a result: device, precision, engine."""
-    settings = asked(run, len(COUNTS[run.dataset]), SHAPES[run.dataset])
-    return digest([{k: v for k, v in settings.items() if k != "seed"}, run.brightness])
+    """Equal for runs that differ in the seed only, or in whether they name what is the default."""
+    resolved = resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
+    return digest(to_plain(replace(resolved, seed=0)))
 
 
 def lacking(run: Run) -> str | None:
     """The data set that a run needs and that cannot be loaded; the subset is taken from the whole of ImageNet."""
-    return None if run.dataset in SHAPES else run.dataset.removesuffix("-subset")
+    return None if run.data.name in SHAPES else run.data.name.removesuffix("-subset")
 
 
 def recorded(folder: Path) -> Records:
@@ -62,8 +62,8 @@ def recorded(folder: Path) -> Records:
         found = Found(path.parent.relative_to(folder).as_posix(), read_result(path.parent))
         records.found.append(found)
         with contextlib.suppress(EquipoiseError):  # a method or a protocol that is not ours: no cell of the paper
-            run = run_from(found.result["run"])
-            if run.dataset in SHAPES:
+            run = read_run(found.result["run"])
+            if run.data.name in SHAPES:
                 by_seed = records.by_run.setdefault(key(run), {})
                 kept = by_seed.setdefault(run.seed, found)
                 if kept.result.get("reused") and not found.result.get("reused"):
@@ -125,8 +125,7 @@ class Filled:
         if self.difference is None:
             return "measured"
         allowed = SEVERAL if len(self.found) > 2 else ONE
-        method = self.cell.run.method
-        remedied = not isinstance(method.loss, Standard) or method.mitigation != "none"
+        remedied = self.cell.run.method.remedy.name != "standard"
         remedied &= self.cell.metric not in ("final base", "final new")  # one is paid for with the other
         if abs(self.difference) <= allowed:
             return "close"
@@ -166,7 +165,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
         return tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds)
 
     def one(cell: Cell, row: Row) -> Filled:
-        if cell.run is None or cell.run.dataset not in SHAPES:
+        if cell.run is None or cell.run.data.name not in SHAPES:
             return Filled(cell, (), row.quoted)
         found, joined = find(cell.run), join_batches(cell.run)
         if found or joined is None or table.alone or key(joined) in map(key, runs_in(row)):
@@ -179,7 +178,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
 
 def runs_in(row: Row) -> Iterator[Run]:
     """The runs of a row's cells that can be had here."""
-    return (cell.run for cell in row.cells if cell.run is not None and cell.run.dataset in SHAPES)
+    return (cell.run for cell in row.cells if cell.run is not None and cell.run.data.name in SHAPES)
 
 
 def join_batches(run: Run) -> Run | None:

@@ -12,24 +12,26 @@ from ..files import check_folder, claim_folder, remove_stale, write_file
 from ..paper import Table
 from ..paper.match import FilledRow, fill, recorded
 from . import costs, tables
-from .collect import DATASETS, collected
+from .collect import collect_data
 from .page import page
+from .series import DATASETS
 
 COSTS = {"md": costs.markdown, "tex": costs.latex, "csv": costs.comma_separated}
 
 
 def report(results: Path, out: Path) -> list[Path]:
     """Write `index.html`, `README.md`, and every table and figure by itself; returns the first two."""
-    from .pictures import numbers, picture  # matplotlib is slow to import, and only pictures need it
+    from .figures import plt, save_png, svg  # matplotlib is slow to import, and only pictures need it
+    from .pictures import draw, numbers
 
     check_folder(out, "report")
     records = recorded(results)
     if not records.found:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
-    data = collected(records)
+    data = collect_data(records)
     filled = [(table, fill(table, records)) for table in (t.on(*DATASETS) for t in paper.tables()) if not table.alone]
     by_id = {found.id: found.result for found in records.found}
-    texts = {"README.md": markdown(data, filled), "index.html": page(data)}
+    texts = {"README.md": markdown(data, filled)}
     for table, rows in filled:
         texts[f"tables/{table.id}.md"] = tables.markdown(table, rows, commands=True)
         texts[f"tables/{table.id}.tex"] = tables.latex(table, rows, commands=True)
@@ -37,13 +39,18 @@ def report(results: Path, out: Path) -> list[Path]:
     for ending, write in COSTS.items() if data["costs"] else ():
         texts[f"tables/costs.{ending}"] = write(data["costs"], True)
     texts |= {f"figures/{figure['id']}.csv": numbers(figure, by_id) for figure in data["figures"]}
-    pictures = {f"figures/{figure['id']}.png": figure for figure in data["figures"]}
-    claim_folder(out, "report", [*texts, *pictures])
-    remove_stale(out, "report", [*texts, *pictures])  # of records that are no longer there
+    pictures = [f"figures/{figure['id']}.png" for figure in data["figures"]]
+    names = ["index.html", *texts, *pictures]
+    claim_folder(out, "report", names)
+    remove_stale(out, "report", names)  # of records that are no longer there
     for name, text in texts.items():
         write_file(out / name, text.encode())
-    for name, figure in pictures.items():
-        picture(figure, by_id, out / name)
+    for figure, name in zip(data["figures"], pictures):
+        drawn = draw(figure, by_id)
+        save_png(drawn, out / name)
+        figure["svg"] = svg(drawn, figure["title"])
+        plt.close(drawn)
+    write_file(out / "index.html", page(data).encode())
     return [out / "index.html", out / "README.md"]
 
 

@@ -14,7 +14,9 @@ from ..data.datasets import SHAPES
 from ..paper import Cell, Table
 from ..paper.match import FilledRow
 from ..runs.folder import Result
-from .tables import detailed, escaped
+from ..step import plan_for
+from .tables import detailed, escape
+from .words import computer
 
 COLUMNS = (
     "",
@@ -38,7 +40,7 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
     Of the first seed; – for what has not been timed.
     """
     found = {row.row.name: row.cells[0].found[0].result for row in filled if row.cells and row.cells[0].found}
-    usual = {row.row.name: own_epochs(row.cells[0].cell) for row in filled if row.cells}
+    full = {row.row.name: own_epochs(row.cells[0].cell) for row in filled if row.cells}
 
     def line(name: str) -> list[str]:
         if name not in found:
@@ -46,19 +48,19 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
         result = found[name]
         other = name.split(",")[0].split(" with")[0] + ", Balanced"
         rival = found.get(other)
-        alike = rival is not None and machine(rival) == machine(result)
-        times = trained(result, usual[name]) / trained(rival, usual[other]) if rival is not None and alike else None
+        alike = rival is not None and computer(rival) == computer(result)
+        times = trained(result, full[name]) / trained(rival, full[other]) if rival is not None and alike else None
         first = result["steps"][1] if len(result["steps"]) > 1 else {}
-        peaks = first.get("training_mib"), result.get("hardware", {}).get("peak_memory_mib")
+        peaks = first.get("training_mib"), result["machine"].get("peak_memory_mib")
         return [
             name,
             str(result["run"]["recipe"]["epochs"]),
             f"{seconds(result, 'training'):.2f}",
-            f"{seconds(result, 'refitting'):.2f}" if result.get("refit") else "–",
+            f"{seconds(result, 'refitting'):.2f}" if seconds(result, "refitting") else "–",
             "–" if times is None else f"{times:.2f}",
             f"{seconds(result, ''):.2f}",
             *("–" if peak is None else f"{peak:,.0f}" for peak in peaks),
-            machine(result),
+            computer(result),
         ]
 
     return {
@@ -74,12 +76,6 @@ def costs(table: Table, filled: Sequence[FilledRow]) -> Costs:
     }
 
 
-def machine(result: Result) -> str:
-    """What a result was computed on."""
-    found = result.get("hardware", {})
-    return str(found.get("gpu") or found.get("cpu") or "unknown")
-
-
 def seconds(result: Result, what: str) -> float:
     """Of all steps after the base step."""
     name = f"{what}_seconds" if what else "seconds"
@@ -89,11 +85,11 @@ def seconds(result: Result, what: str) -> float:
 def own_epochs(cell: Cell) -> int:
     """The method's own number of epochs; its cost is measured with fewer."""
     assert cell.run is not None
-    return cell.run.method.recipe(SHAPES[cell.run.dataset]).epochs
+    return cell.run.method.recipe(plan_for(SHAPES[cell.run.data.name])).epochs
 
 
 def trained(result: Result, epochs: int) -> float:
-    """Seconds of training, scaled to so many epochs, and of refitting."""
+    """Seconds of training, scaled to so many epochs, and of what is trained afterwards."""
     return seconds(result, "training") * epochs / int(result["run"]["recipe"]["epochs"]) + seconds(result, "refitting")
 
 
@@ -108,7 +104,7 @@ def terminal(made: Costs) -> Rich:
 
 
 def markdown(made: Costs, commands: bool = False) -> str:
-    """As Markdown; if asked, with what measures each row below it."""
+    """As Markdown; if `commands`, with what measures each row below it."""
     columns = made["columns"]
     lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in made["rows"]]
@@ -117,10 +113,10 @@ def markdown(made: Costs, commands: bool = False) -> str:
 
 
 def latex(made: Costs, commands: bool = False) -> str:
-    """For a paper: needs the package booktabs; if asked, with what measures each row as comments."""
-    rows = [" & ".join(map(escaped, row)) + r" \\" for row in (made["columns"], *made["rows"])]
+    """For a paper: needs the package booktabs; if `commands`, with what measures each row as comments."""
+    rows = [" & ".join(map(escape, row)) + r" \\" for row in (made["columns"], *made["rows"])]
     head, *body = (f"    {row.replace('–', '--')}" for row in rows)
-    caption = rf"  \caption{{{escaped(made['caption'])}}}"
+    caption = rf"  \caption{{{escape(made['caption'])}}}"
     begin = [r"\begin{table}", caption, rf"  \begin{{tabular}}{{l{'r' * (len(COLUMNS) - 1)}}}", r"    \toprule"]
     end = [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
     end += [f"% {line}" for line in made["commands"]] if commands else []
@@ -132,7 +128,7 @@ def comma_separated(made: Costs, commands: bool = False) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["name", *made["columns"][1:], "command"])
-    for (name, *values, machine), said in zip(made["rows"], made["commands"]):
+    for (name, *values, machine), command in zip(made["rows"], made["commands"]):
         plain = ["" if value == "–" else value.replace(",", "") for value in values]
-        writer.writerow([name, *plain, "" if machine == "–" else machine, said.rpartition(": ")[2]])
+        writer.writerow([name, *plain, "" if machine == "–" else machine, command.rpartition(": ")[2]])
     return out.getvalue()

@@ -1,33 +1,35 @@
-"""The figures of a report as PNG, and the numbers in them as CSV."""
+"""The figures of a report, drawn, and the numbers in them as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..runs.folder import Result
-from .figures import COLOURS, confusions, plt, written
+from .figures import COLOURS, GRID, draw_matrices, plt
+
+MARKERS = "os^D"
+"""of lines: shape as well as colour tells them apart"""
 
 
-def picture(figure: Mapping[str, Any], results: Mapping[str, Result], path: Path) -> Path:
-    """One figure as PNG."""
+def draw(figure: Mapping[str, Any], results: Mapping[str, Result]) -> plt.Figure:
+    """A figure of `series.py`."""
     if figure["kind"] == "confusion":
-        panels = [(one["name"].rpartition(":")[0], results[one["run"]]) for one in figure["panels"]]
-        return confusions(panels, path)
-    return curves(figure, path)
+        return draw_matrices([(one["name"].rpartition(":")[0], results[one["run"]]) for one in figure["panels"]])
+    return draw_lines(figure)
 
 
-def curves(figure: Mapping[str, Any], path: Path) -> Path:
+def draw_lines(figure: Mapping[str, Any]) -> plt.Figure:
     """Lines over numbers; a dashed line has the colour of the line that it is compared with."""
-    drawn, axis = plt.subplots(figsize=(7.2, 3.9))
+    drawn, axis = plt.subplots(figsize=(5.2, 4.2))
     series: Sequence[Mapping[str, Any]] = figure["series"]
     for s in series:
-        colour = COLOURS[s["group"] % len(COLOURS)]
-        style: dict[str, Any] = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": "o", "markersize": 4}
-        axis.plot(s["x"], s["y"], color=colour, label=s["name"], **style)
+        group = s["group"]
+        colour, marker = COLOURS[group % len(COLOURS)], MARKERS[(group + group // len(COLOURS)) % len(MARKERS)]
+        style: dict[str, Any] = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": marker}
+        axis.plot(s["x"], s["y"], color=colour, markersize=4, label=s["name"], **style)
         if s["spread"]:
             low, high = zip(*((y - d, y + d) for y, d in zip(s["y"], s["spread"])))
             axis.fill_between(s["x"], low, high, color=colour, alpha=0.15, linewidth=0)
@@ -41,13 +43,16 @@ def curves(figure: Mapping[str, Any], path: Path) -> Path:
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.set_xticks([], minor=True)
     axis.set_title(figure["title"], fontsize=11)
-    axis.set_xlabel(x["label"])
-    axis.set_ylabel(figure["y"]["label"])
-    axis.grid(color="#e6e6e6")
+    axis.set_xlabel(x["label"], fontsize=9)
+    axis.set_ylabel(figure["y"]["label"], fontsize=9)
+    axis.tick_params(labelsize=9)
+    axis.grid(color=GRID)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return written(drawn, path)
+    columns = 3 if len(series) == 3 else 2  # of which the legend is read by rows: the paper's line beside ours
+    handles = [line for k in range(columns) for line in axis.get_lines()[k::columns]]
+    drawn.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=columns)
+    return drawn
 
 
 def numbers(figure: Mapping[str, Any], results: Mapping[str, Result]) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..paper import Column, Table
 from ..paper.match import Filled, FilledRow
-from .terminal import mean_and_deviation
+from .words import mean_and_deviation
 
 COLOURS = {"close": "green", "better": "cyan", "near": "yellow", "off": "red", "measured": ""}
 """how far a cell is from the paper's"""
@@ -125,7 +125,7 @@ def _coloured(cell: Filled | None) -> Text:
 
 
 def markdown(table: Table, filled: Sequence[FilledRow], commands: bool = False) -> str:
-    """A table; if asked, below it what measures each of its cells."""
+    """A table; if `commands`, below it what measures each of its cells."""
     columns = shown(filled)
     lines = [
         f"### {table.title}",
@@ -146,8 +146,8 @@ def markdown(table: Table, filled: Sequence[FilledRow], commands: bool = False) 
 
 def detailed(commands: Sequence[str]) -> list[str]:
     """Lines of Markdown that unfold to these commands, each with what it measures before it."""
-    said = [f"- {what}: `{command}`" for what, _, command in (line.rpartition(": ") for line in commands)]
-    return ["<details><summary>The command of each cell</summary>", "", *said, "", "</details>"]
+    items = [f"- {what}: `{command}`" for what, _, command in (line.rpartition(": ") for line in commands)]
+    return ["<details><summary>The command of each cell</summary>", "", *items, "", "</details>"]
 
 
 def _marked(cell: Filled | None) -> str:
@@ -161,7 +161,7 @@ def _marked(cell: Filled | None) -> str:
 
 
 def latex(table: Table, filled: Sequence[FilledRow], commands: bool = False) -> str:
-    """A table for a paper: needs the package booktabs. If asked, what measures each of its cells, as comments."""
+    """A table for a paper: needs the package booktabs. If `commands`, what measures each cell as comments."""
     columns = shown(filled)
     groups: list[tuple[str, int]] = []
     for column in columns:
@@ -171,17 +171,17 @@ def latex(table: Table, filled: Sequence[FilledRow], commands: bool = False) -> 
             groups.append((column.group, 1))
     lines = [
         r"\begin{table}",
-        rf"  \caption{{{escaped(titled(table, filled))}}}",
+        rf"  \caption{{{escape(titled(table, filled))}}}",
         rf"  \label{{tab:{table.id}}}",
         rf"  \begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"    \toprule",
-        "    " + "".join(rf" & \multicolumn{{{n}}}{{c}}{{{escaped(name)}}}" for name, n in groups) + r" \\",
-        "    " + "".join(rf" & {escaped(c.title)}" for c in columns) + r" \\",
+        "    " + "".join(rf" & \multicolumn{{{n}}}{{c}}{{{escape(name)}}}" for name, n in groups) + r" \\",
+        "    " + "".join(rf" & {escape(c.title)}" for c in columns) + r" \\",
         r"    \midrule",
     ]
     for row in filled:
         cells = by_column(row)
-        name = escaped(row.row.name) + (r" \emph{(quoted)}" if row.row.quoted else "")
+        name = escape(row.row.name) + (r" \emph{(quoted)}" if row.row.quoted else "")
         lines.append("    " + " & ".join([name, *(_typeset(cells.get(column)) for column in columns)]) + r" \\")
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
     lines += [f"% {line}" for line in commands_of(filled)] if commands else []
@@ -198,7 +198,7 @@ def _typeset(cell: Filled | None) -> str:
     return ours + (rf" {{\scriptsize({paper})}}" if paper else "")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Text with what LaTeX would take for a command made harmless."""
     plain = {letter: f"\\{letter}" for letter in "&%_#$"} | {"α": r"$\alpha$", "ε": r"$\varepsilon$"}
     return typeset_marks("".join(plain.get(letter, letter) for letter in text))

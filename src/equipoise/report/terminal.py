@@ -1,31 +1,31 @@
-"""Results for people: tables in the terminal, and the accuracies of several seeds as mean ± deviation."""
+"""Results in the terminal: a table of one run, or of several, which are grouped by their settings."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .. import methods
 from ..errors import UsageError
-from ..learner.record import digest, usual
-from ..method import Method, Recipe
-from ..runs.folder import Result, check_there, flat_settings, read_result
+from ..runs.folder import Result, check_there, read_result
+from ..settings import digest, flatten
+from .words import (
+    default_settings,
+    mean_and_deviation,
+    name_in_words,
+    own_settings,
+    protocol_in_words,
+    remedy_title,
+    reused_in_words,
+)
 
-SAID = {"method", "loss", "alpha", "epsilon", "alpha_lr", "dataset", "base", "steps", "increment", "memory", "epochs"}
-SAID |= {"seed", "data", "normalise", "pad", "flip", "validation"}
-"""settings that a table shows in its own way, or that follow from others"""
-
-
+COLUMNS = ("data.name", "data.validation", "protocol.base", "protocol.steps", "protocol.memory", "recipe.epochs")
+"""settings that have a column of their own, besides the method and its remedy"""
 DRAWN = 24
 """settings that a picture has room for"""
 
@@ -45,124 +45,90 @@ def load_results(folders: Sequence[Path]) -> list[Result]:
     return [read_result(path) for path in found]
 
 
-def grouped(results: Sequence[Result]) -> list[list[Result]]:
+def group_results(results: Sequence[Result]) -> list[list[Result]]:
     """Results that differ in the seed only, together, one of each seed; in the order in which they first come.
 
-    Other kernels of a GPU are another setting; a record that knows of none, as all was reused, goes with the first.
+    Other kernels of a GPU are another setting; a record without any, as all was reused, goes with the first.
     """
     alike: dict[str, list[Result]] = {}
     for result in results:
-        same = {k: v for k, v in result["run"].items() if k != "seed"}
-        alike.setdefault(json.dumps(same, sort_keys=True), []).append(result)
+        settings = {**result["run"], "seed": None} | place(result)
+        alike.setdefault(json.dumps(settings, sort_keys=True), []).append(result)
     groups: list[list[Result]] = []
     for group in alike.values():
         first = next(filter(None, map(engine_of, group)), None)
         by_engine: dict[str | None, dict[int, Result]] = {}
         for result in group:
-            by_engine.setdefault(engine_of(result) or first, {}).setdefault(result["run"]["seed"], result)
+            by_engine.setdefault(engine_of(result) or first, {}).setdefault(result["run"].get("seed", 0), result)
         groups += [list(by_seed.values()) for by_seed in by_engine.values()]
     return groups
 
 
+def place(result: Result) -> dict[str, object]:
+    """What of the machine may change a result a little."""
+    return {f"machine.{name}": result["machine"].get(name) for name in ("device", "precision")}
+
+
 def engine_of(result: Result) -> str | None:
     """The kernels of a GPU that a run was trained by."""
-    return result.get("hardware", {}).get("engine") if result["run"].get("device") == "cuda" else None
+    return result["machine"].get("engine") if result["machine"].get("device") == "cuda" else None
 
 
-def mean_and_deviation(values: Sequence[float | None]) -> str:
-    """Mean ± sample deviation; without the deviation for one value."""
-    known = [v for v in values if v is not None]
-    if not known:
-        return "–"
-    if len(known) == 1:
-        return f"{known[0]:.2f}"
-    return f"{np.mean(known):.2f} ± {np.std(known, ddof=1):.2f}"
-
-
-def label(result: Result) -> str:
-    """A run's loss in a few words, with what was set by hand."""
-    s = result["run"]
-    more = {"balanced": ("alpha", 1.0, "α"), "relaxed": ("epsilon", "0.2%", "ε"), "meta": ("alpha_lr", 10.0, "α lr")}
-    name, default, letter = more.get(s["loss"], ("", None, ""))
-    value = s.get(name, default)
-    return str(s["loss"]).capitalize() + ("" if value == default else f" {letter} {value}")
-
-
-def remedy(settings: dict[str, Any]) -> str:
-    """Another remedy than the loss, after a comma; nothing if there is none."""
-    return "" if settings["mitigation"] == "none" else f", {settings['mitigation']}"
-
-
-def measured_on(settings: dict[str, Any]) -> str:
+def measured_on(result: Result) -> str:
     """Which images the accuracies are of."""
-    return f"validation images ({settings['validation']:g})" if settings["validation"] else "test images"
+    validation = result["run"]["data"].get("validation")
+    return f"validation images ({validation:g})" if validation else "test images"
 
 
-def protocol(settings: dict[str, Any]) -> str:
-    """The steps in a few characters: 50 + 5 × 10."""
-    return f"{settings['base']} + {settings['steps']} × {settings['increment']}"
+def find_differing(results: Sequence[Result]) -> dict[str, list[str]]:
+    """The settings that tell these results apart, besides those with a column of their own: a value for each result.
 
-
-def of_methods() -> set[str]:
-    """Settings that methods have each its own of: that these differ from one to the next goes without saying."""
-    kinds: list[type[Recipe] | type[Method]] = [Recipe, *methods.known().values()]
-    return {f.name for kind in kinds for f in fields(kind)} - {"batch", "last", "mitigation"}
-
-
-def named(settings: dict[str, Any]) -> dict[str, str]:
-    """Settings on one level, with the default of what came later where a record does not say it.
-
-    But for what every method has: where it does nothing, such as a share of old images, nothing is said.
+    What methods have each its own default of is told apart only where it is not the default, or within a method.
     """
-    every = {f.name for f in fields(Method)}
-    meant = {k: v for k, v in usual(settings["method"]).items() if k not in every}
-    return {k: str(v) for k, v in (meant | flat_settings(settings)).items() if v is not None}
-
-
-def tells_apart(name: str, settings: Sequence[dict[str, str]]) -> bool:
-    """Whether a setting differs between runs, or, where methods have each its own, between runs of one method.
-
-    What only some losses have does not differ by being absent; with the same loss, what is absent was not given.
-    """
-    own = name in of_methods()
-    given: defaultdict[str, set[str]] = defaultdict(set)
-    by_loss: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for s in settings:
-        if name in s:
-            given[s["method"] if own else ""].add(s[name])
-        by_loss[s["method"], s["loss"]].add(s.get(name, ""))
-    return any(len(values) > 1 for values in (*given.values(), *by_loss.values()))
+    runs = [result["run"] for result in results]
+    kinds = [(run["method"]["name"], run["data"]["name"]) for run in runs]
+    defaults: dict[tuple[str, str], dict[str, object]] = {}  # of a method that is not installed, its first record's
+    for kind, run in zip(kinds, runs):
+        if kind not in defaults:
+            defaults[kind] = default_settings(run) or own_settings(run)
+    columns: dict[str, list[str]] = {}
+    settings = [flatten({k: v for k, v in run.items() if k not in ("method", "recipe", "seed")}) for run in runs]
+    settings = [s | place(r) | own_settings(r["run"]) for s, r in zip(settings, results)]
+    for name in dict.fromkeys(k for s in settings for k in s if k not in COLUMNS):
+        values = [s.get(name) for s in settings]
+        own = ["" if v == defaults[kind].get(name) else f"={v}" for v, kind in zip(values, kinds)]  # not the default
+        if len(set(own)) > 1:
+            columns[name] = ["–" if v is None else str(v) for v in values]
+    return columns
 
 
 def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """What tells settings apart, as columns of a table, and what all of them share."""
+    firsts = [group[0] for group in groups]
+    runs = [result["run"] for result in firsts]
     columns: dict[str, list[str]] = {
-        "method": [g[0]["run"]["method"] for g in groups],
-        "loss": [label(g[0]) for g in groups],
-        "data": [g[0]["run"]["dataset"] for g in groups],
-        "classes": [protocol(g[0]["run"]) for g in groups],
-        "memory": [g[0]["run"]["memory"] for g in groups],
-        "epochs": [str(g[0]["run"]["recipe"]["epochs"]) for g in groups],
+        "method": [run["method"]["name"] for run in runs],
+        "remedy": [remedy_title(run) for run in runs],
+        "data": [run["data"]["name"] for run in runs],
+        "classes": [protocol_in_words(result) for result in firsts],
+        "memory": [run["protocol"]["memory"] for run in runs],
+        "epochs": [str(run["recipe"]["epochs"]) for run in runs],
     }
-    if any(g[0]["run"]["validation"] for g in groups):  # nobody is to take these accuracies for those of test images
-        columns["measured on"] = [measured_on(g[0]["run"]) for g in groups]
-    if any(remedy(g[0]["run"]) for g in groups):
-        columns["mitigation"] = [g[0]["run"]["mitigation"] for g in groups]
-    settings = [named(g[0]["run"]) for g in groups]
-    engines = [next(filter(None, map(engine_of, g)), "–") for g in groups]
+    if any(run["data"].get("validation") for run in runs):  # nobody is to take these for accuracies on test images
+        columns["measured on"] = list(map(measured_on, firsts))
+    engines = [next(filter(None, map(engine_of, group)), "–") for group in groups]
     if len({*engines} - {"–"}) > 1:
         columns["engine"] = engines
-    for name in dict.fromkeys(k for s in settings for k in s if k not in SAID):
-        if tells_apart(name, settings):
-            values = [s.get(name, "–") for s in settings]
-            columns[name.replace("_", " ")] = [v if len(v) <= 20 else digest(v)[:6] for v in values]
-    same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "loss"}
+    for name, values in find_differing(firsts).items():
+        short = name_in_words(name)
+        columns[name if short in columns else short] = [v if len(v) <= 20 else digest(v)[:6] for v in values]
+    same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "remedy"}
     return {k: v for k, v in columns.items() if k not in same}, same
 
 
 def print_table(results: Sequence[Result], console: Console) -> None:
     """One row for each setting, over its seeds; settings that all rows share are in the title."""
-    groups = grouped(results)
+    groups = group_results(results)
     columns, same = differences(groups)
     title = ", ".join(v if k in ("method", "data") else f"{k} {v}" for k, v in same.items())
     title = f"{title}: average incremental and final accuracy in percent".lstrip(": ")
@@ -184,10 +150,11 @@ def print_table(results: Sequence[Result], console: Console) -> None:
 
 def print_result(result: Result, console: Console) -> None:
     """Each step of one run, and what it comes to."""
-    s = result["run"]
-    title = f"{s['method']}, {label(result)}{remedy(s)}, {s['dataset']}, memory {s['memory']}, seed {s['seed']}"
-    title += f", measured on {measured_on(s)}" if s["validation"] else ""
-    table = Table(title=f"{title}: accuracy in percent", box=box.SIMPLE_HEAD)
+    run = result["run"]
+    words = [run["method"]["name"], remedy_title(run), run["data"]["name"], f"memory {run['protocol']['memory']}"]
+    words += [f"seed {run['seed']}"]
+    words += [f"measured on {measured_on(result)}"] if run["data"].get("validation") else []
+    table = Table(title=f"{', '.join(words)}: accuracy in percent", box=box.SIMPLE_HEAD)
     for name in ("step", "classes", "all", "top 5", "base", "new", "latest", "α", "seconds"):
         table.add_column(name, justify="right")
     for record, alpha in zip(result["steps"], result["alpha"]):
@@ -200,32 +167,24 @@ def print_result(result: Result, console: Console) -> None:
             f"{record['seconds']:.1f}",
         )
     console.print(table)
-    forgotten = result["forgetting"]
+    forgotten, reused = result["forgetting"], reused_in_words(result["reused"])
     console.print(
         f"average incremental accuracy {result['average_incremental_accuracy']:.2f}%"
         + ("" if forgotten is None else f", forgetting {forgotten:.2f} points")
-        + reuse_words(result["reused"]),
+        + (f"; {reused}" if reused else ""),
         highlight=False,
     )
-
-
-def reuse_words(reused: dict[str, Any] | None) -> str:
-    """What was not computed in this run."""
-    if not reused:
-        return ""
-    steps = ", ".join(map(str, reused["steps"]))
-    return f"; step(s) {steps} reused ({reused['seconds']:.1f} s when they were computed)"
 
 
 def figures_for(results: Sequence[Result], folder: Path) -> list[Path]:
     """The accuracy curves of all results, and the confusion matrix of the first seed of each setting, as PNG."""
     from . import figures  # matplotlib is slow to import, and only pictures need it
 
-    groups = grouped(results)
+    groups = group_results(results)
     if len(groups) > DRAWN:
         raise UsageError(f"pictures show at most {DRAWN} settings, and these are {len(groups)}: name fewer folders")
     columns, same = differences(groups)
-    plain = ("method", "loss", "data", "classes")
+    plain = ("method", "remedy", "data", "classes")
     named = [[v[i] if k in plain else f"{k} {v[i]}" for k, v in columns.items()] for i in range(len(groups))]
     curves = [(", ".join(words), g) for words, g in zip(named, groups)]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,41 +1,69 @@
-"""The command that does a run."""
+"""The command that does a run, and the name of its folder."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ..data.datasets import COUNTS, PLANNED, SHAPES
-from ..settings import changed
-from .run import Run
+from ..method import Method
+from ..remedies import Remedy
+from ..settings import digest, to_plain
+from ..step import plan_for
+from .settings import Data, Machine, Protocol, Run
 
 
-def command(run: Run) -> str:
-    """The command that does a run: what most readers look for is always there, the rest where it is unusual."""
-    usual = type(run)(method=run.method)
-    said = [
-        *_flags(run.method, type(run.method)(), skip=("loss",)),
-        *_flags(run.method.loss, type(run.method.loss)()),
-        *("--dataset", run.dataset),
-        *(() if run.base in (None, len(COUNTS.get(run.dataset, ())) // 2) else ("--base", str(run.base))),
-        *(("--steps", str(run.steps)) if run.steps is not None else ()),
-        *("--memory", run.memory),
-        *_flags(run, usual, skip=("method", "dataset", "base", "steps", "memory", "recipe", "seed")),
+def flag_of(name: str, metadata: Any) -> str | None:
+    """The flag of a field; None if it has none."""
+    flag = metadata.get("flag", name)
+    return None if flag is False else str(flag).replace("_", "-")
+
+
+def flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
+    """The flags of all fields that differ from the default's; those of a dataclass within have its name before them."""
+    for f in fields(value):
+        one, usual = getattr(value, f.name), getattr(default, f.name)
+        flag = flag_of(f.name, f.metadata)
+        if one == usual or flag is None or isinstance(one, (Method, Remedy)):
+            continue
+        if is_dataclass(one) and not isinstance(one, type):
+            yield from flags(one, usual, f"{prefix}{flag}-")
+        elif isinstance(usual, bool):
+            yield f"--{prefix}{flag}" if one else f"--no-{prefix}{flag}"
+        else:
+            yield f"--{prefix}{flag}"
+            yield from map(str, one) if isinstance(one, tuple) else (str(one),)
+
+
+def command(run: Run, machine: Machine = Machine()) -> str:
+    """The command that does a run: what most readers look for is always there, the rest where it is not the default."""
+    method, data, protocol = run.method, run.data, run.protocol
+    half = len(COUNTS.get(data.name, ())) // 2
+    words = [
+        *("equipoise", "run", method.name, "--remedy", method.remedy.name),
+        *flags(method.remedy, type(method.remedy)()),
+        *flags(method, type(method)()),
+        *("--dataset", data.name),
+        *flags(data, Data(data.name)),
+        *(() if protocol.base in (None, half) else ("--base", str(protocol.base))),
+        *(("--steps", str(protocol.steps)) if protocol.steps is not None else ()),
+        *("--memory", protocol.memory),
+        *flags(protocol, Protocol(protocol.base, protocol.steps, memory=protocol.memory)),
+        *flags(machine, Machine()),
         *("--seed", str(run.seed)),
     ]
     shapes = SHAPES | PLANNED
-    if run.recipe is not None and run.dataset in shapes:
-        said += _flags(run.recipe, run.method.recipe(shapes[run.dataset]))
-    return shlex.join(["equipoise", "run", run.method.name, "--loss", run.method.loss.name, *said])
+    if run.recipe is not None and data.name in shapes:
+        words += flags(run.recipe, method.recipe(plan_for(shapes[data.name])))
+    return shlex.join(words)
 
 
-def _flags(value: Any, usual: Any, skip: tuple[str, ...] = ()) -> Iterator[str]:
-    """The flags of all fields that are not as usual, except those to skip."""
-    for field, one in changed(value, usual, skip):
-        name = field.replace("_", "-")
-        if isinstance(getattr(usual, field), bool):  # a switch; where nothing is usual, it takes a word
-            yield f"--{name}" if one else f"--no-{name}"
-        else:
-            yield f"--{name}"
-            yield from map(str, one) if isinstance(one, tuple) else (str(one),)
+def run_name(run: Run, machine: Machine = Machine()) -> str:
+    """A folder name that says the most and is different for different settings."""
+    method, memory = run.method, run.protocol.memory
+    parts = [method.name, method.remedy.name, run.data.name, f"memory-{memory}", f"seed-{run.seed}"]
+    if run.data.validation:
+        parts.append(f"validation-{run.data.validation:g}")
+    return "_".join(parts).replace(":", "-") + "_" + digest([to_plain(run), to_plain(machine)])[:6]

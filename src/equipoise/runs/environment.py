@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import os
 import platform
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,8 @@ import torch
 
 from .. import __version__
 from ..engine.gpu import peak_memory
-from ..learner.record import digest
-
-NOT_NUMERIC = {"__main__", "cli", "errors", "paper", "report", "runs/command", "runs/estimate", "runs/folder"}
-NOT_NUMERIC |= {"runs/mps", "runs/progress", "runs/queue", "runs/queue_progress", "runs/tensorboard", "runs/workers"}
-"""modules and rooms that cannot change a result"""
-
-UNKNOWN = "unknown"
+from ..method import Method
+from ..settings import digest
 
 
 def cores() -> int:
@@ -54,28 +50,35 @@ def hardware(device: torch.device) -> dict[str, Any]:
     return found
 
 
+NUMERIC = ("data", "nets", "engine", "learner", "method.py", "step.py", "losses.py", "remedies.py")
+"""rooms and modules that compute numbers, besides the method's own file"""
+MEASURING = ("runs/plan.py", "runs/metrics.py")
+"""those that cut the data and measure"""
+
+
 @functools.cache
 def code_fingerprint() -> str:
-    """A hash of the source that determines results: a step computed by other code is never reused."""
+    """A hash of the source that computes results: a step computed by other code is never reused."""
     h = hashlib.sha256()
     root = Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root)
-        if NOT_NUMERIC.isdisjoint((inside.parts[0], inside.with_suffix("").as_posix())):
-            h.update(str(inside).encode() + path.read_bytes())
+    for name in (*NUMERIC, *MEASURING):
+        for path in sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name]:
+            h.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return h.hexdigest()[:16]
 
 
-def method_code(method: object) -> str | None:
-    """A hash of the files of a method from outside this package; those inside are part of `code_fingerprint`.
+def code_of(method: Method) -> str | None:
+    """A hash of the source that computes a step of the method: the same for all, and the files of its own classes.
 
-    None for a method of this package, `UNKNOWN` for one typed at a prompt, of which no file tells.
+    None for a method typed at a prompt, of which no file tells.
     """
-    outside = [k for k in type(method).__mro__ if k.__module__.split(".")[0] not in ("equipoise", "builtins")]
-    if not outside:
-        return None
-    try:
-        sources = [hashlib.sha256(Path(inspect.getfile(k)).read_bytes()).hexdigest() for k in outside]
-    except (OSError, TypeError):
-        return UNKNOWN
-    return digest([type(method).__qualname__, sources])
+    parts = [method, method.remedy, *(getattr(method, f.name) for f in fields(method))]
+    hosts = [part for part in parts[2:] if isinstance(part, Method)]
+    sources = [code_fingerprint(), *(code_of(host) for host in hosts)]
+    kinds = {kind for part in parts[:2] for kind in type(part).__mro__ if kind is not object}
+    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
+        try:
+            sources.append(hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest())
+        except (OSError, TypeError):
+            return None
+    return None if None in sources else digest([type(method).__qualname__, *sources])

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import files
 from ..data.datasets import COUNTS, SHAPES
 from ..data.images import Images
-from ..data.memory import Budget
+from ..data.randomness import generator
 from ..engine.device import resolve_device
 from ..engine.gpu import peak_memory
 from ..errors import DataError
-from ..learner import Learner, record
-from ..losses import Meta, Standard
+from ..learner import Learner
 from ..method import Method
-from ..randomness import generator
+from ..remedies import Standard
+from ..settings import digest, to_plain
+from ..step import Plan, Stage
 from .environment import hardware, versions
-from .run import Run, asked, sizes_of, training_images
+from .plan import list_trainings, method_at_base, plan_steps, resolve, sizes_of, total_images
+from .settings import Run
 from .shared_steps import default_store
 
 
@@ -49,19 +50,19 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
     classes, new = len(counts) // 2, max(1, len(counts) // 10)
     x = torch.randint(0, 256, ((classes + new) * of_each, *shape), dtype=torch.uint8, generator=generator(0, "speed"))
     y = torch.arange(classes + new).repeat_interleave(of_each)
-    usual, _ = learner.settings_for(shape)
-    learner.recipe = replace(usual, epochs=2)
+    learner.recipe = replace(learner.recipe_for(shape), epochs=2)
     seen: list[float] = []
 
     def note(learner: Learner) -> None:
-        assert learner.progress_ is not None
-        seen.append(learner.progress_.images_per_second)
+        if learner.progress_ is not None and learner.progress_.stage == "train":
+            seen.append(learner.progress_.images_per_second)
 
     images = Images(x, y)
-    for part in (images.of(0, classes), images.of(classes, classes + new)):
-        learner.learn(part.x, part.y, note)
+    images = images.to(learner.device_)
+    for part in (range(classes), range(classes, classes + new)):
+        learner.learn(images, part, note)
     learner.predict(x[:1000])
-    held = 3 * sum(counts) * shape[0] * shape[1] * shape[2] / 2**20  # all images, and a padded copy
+    held = sum(counts) * shape[0] * shape[1] * shape[2] / 2**20  # all images
     if cuda:
         peak = peak_memory(learner.device_)
     else:
@@ -70,36 +71,41 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
     return Speed(base, later, peak + held)
 
 
-def in_a_process(method: Method, dataset: str, device: str) -> Speed:
+def measure_in_process(method: Method, dataset: str, device: str) -> Speed:
     """`measured` in a process of its own, whose memory is that of this method alone, and is given back."""
     with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (torch.get_num_threads(),)) as pool:
         return pool.apply(measured, (method, dataset, device))
 
 
-def speed_of(run: Run, say: Callable[[str], None]) -> Speed:
-    """The speed of a run's method here: remembered, or else measured now. Of the losses, only Meta is slower."""
-    method = run.method if run.method.learns(1) else run.method.at_base()
-    kind = type(method)  # other settings than the loss do not change what an image costs
-    plain = known(kind(loss=Standard()), run, say)
-    if not isinstance(method.loss, Meta):
+def speed_of(run: Run, device: str, say: Callable[[str], None]) -> Speed:
+    """The speed of a run's method here: remembered, or else measured now. Of the remedies, only those that look ahead
+    while they train are slower."""
+    method, shape = run.method, SHAPES[run.data.name]
+    later = Plan(1, (2, 1), shape, (2, 2, 2), 20, 20)
+    if not any(isinstance(stage, Stage) for stage in method.stages(later)):
+        method = method.at_base()
+    plain = known(method.with_remedy(Standard()), run.data.name, device, say)
+    adapt = method.remedy.adapt()
+    if adapt is None:
         return plain
-    # What an update of α costs is measured with one in every batch: a few batches then suffice.
-    always = known(kind(loss=Meta(every=1)), run, say)
-    seconds = 1 / plain.later + (1 / always.later - 1 / plain.later) / method.loss.every
+    # What an update costs is measured with one in every batch: a few batches then suffice.
+    remedy: Any = method.remedy
+    always = known(method.with_remedy(replace(remedy, every=1)), run.data.name, device, say)
+    seconds = 1 / plain.later + (1 / always.later - 1 / plain.later) / adapt.every
     return Speed(plain.base, 1 / seconds, always.mib)
 
 
-def known(method: Method, run: Run, say: Callable[[str], None]) -> Speed:
-    """The speed of a method on a run's images and device: remembered, or else measured now."""
-    machine = {k: v for k, v in hardware(resolve_device(run.device)).items() if k != "peak_memory_mib"}
-    key = record.digest([record.describe(method), run.dataset, machine, versions()])
+def known(method: Method, dataset: str, device: str, say: Callable[[str], None]) -> Speed:
+    """The speed of a method on a data set's images on a device: remembered, or else measured now."""
+    machine = {k: v for k, v in hardware(resolve_device(device)).items() if k != "peak_memory_mib"}
+    key = digest([to_plain(method), dataset, machine, versions()])
     file = default_store().parent / "speed.json"
-    found = remembered(file)
+    found = read_speeds(file)
     if key not in found:
-        meta = " with the meta loss" if isinstance(method.loss, Meta) else ""
-        say(f"measuring the speed of {method.name}{meta} on this machine")
-        now = in_a_process(method, run.dataset, run.device)
-        found = {**remembered(file), key: list(now)}
+        remedy = "" if method.remedy.keeps_finetuning else f" with the {method.remedy.name} remedy"
+        say(f"measuring the speed of {method.name}{remedy} on this machine")
+        now = measure_in_process(method, dataset, device)
+        found = {**read_speeds(file), key: list(now)}
         try:
             files.write_json(file, found)
         except OSError as error:
@@ -107,7 +113,7 @@ def known(method: Method, run: Run, say: Callable[[str], None]) -> Speed:
     return Speed(*found[key])
 
 
-def remembered(file: Path) -> dict[str, list[float]]:
+def read_speeds(file: Path) -> dict[str, list[float]]:
     """Earlier measurements; none from a file that is not there or broken."""
     try:
         found = files.read_json(file)
@@ -124,37 +130,39 @@ class Estimate(NamedTuple):
     """of the largest"""
 
 
-def estimate(runs: Sequence[Run], say: Callable[[str], None] = lambda words: None, shared: bool = True) -> Estimate:
+def estimate(
+    runs: Sequence[Run], device: str, say: Callable[[str], None] = lambda words: None, shared: bool = True
+) -> Estimate:
     """How long runs take here, one after the other, and how much memory; `shared` base steps count once."""
     seconds = mib = 0.0
     based: set[str] = set()
-    for run in runs:
-        speed = speed_of(run, say)
+    for run in map(resolved, runs):
+        speed = speed_of(run, device, say)
         base, *later = images_of(run)
-        recipe = record.describe(run.recipe or run.method.recipe(SHAPES[run.dataset]))
-        at_base = (record.describe(run.method.at_base()), run.dataset, run.order, run.seed, run.validation)
-        key = record.digest([*at_base, recipe, run.brightness, base])
+        p = run.protocol
+        same = (
+            to_plain(method_at_base(run.method)),
+            to_plain(run.data),
+            p.base,
+            p.order,
+            run.seed,
+            to_plain(run.recipe),
+        )
+        key = digest([*same, base])
         seconds += 0.0 if shared and key in based else base / speed.base
-        seconds += (sum(later) + refit_images(run)) / speed.later
+        seconds += sum(later) / speed.later
         mib = max(mib, speed.mib)
         based.add(key)
     return Estimate(seconds, mib)
 
 
-def refit_images(run: Run) -> int:
-    """How many images all refits of a run train on."""
-    refit = run.method.refitting()
-    if refit is None:
-        return 0
-    counts, shape = COUNTS[run.dataset], SHAPES[run.dataset]
-    _, *learned = itertools.accumulate(sizes_of(asked(run, len(counts), shape)))
-    kept = [(Budget.parse(run.memory).share(classes), counts[:classes]) for classes in learned]
-    return refit.recipe.epochs * sum(min(share, count) for share, seen in kept for count in seen)
+def resolved(run: Run) -> Run:
+    """A run with everything named, by what is known of its data set."""
+    return resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
 
 
 def images_of(run: Run) -> list[int]:
     """How many images each step of a run trains on, known without its data."""
-    counts, shape = COUNTS[run.dataset], SHAPES[run.dataset]
-    sizes = sizes_of(asked(run, len(counts), shape))
-    recipe = run.recipe or run.method.recipe(shape)
-    return training_images(run.method, recipe, Budget.parse(run.memory), sizes, counts)
+    run, counts = resolved(run), COUNTS[run.data.name]
+    sizes = sizes_of(run, len(counts))
+    return total_images([list_trainings(run.method, p) for p in plan_steps(run, sizes, counts, SHAPES[run.data.name])])

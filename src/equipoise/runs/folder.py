@@ -6,26 +6,22 @@ import contextlib
 import fcntl
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..errors import BusyError, DataError, RunError
-from ..files import LOCK, check_folder, claim_folder
-from ..learner.record import usual
-from ..remedies import as_made
+from ..settings import flatten
 
 Result = dict[str, Any]
-RESULT = {"average_incremental_accuracy", "steps", "final", "forgetting", "confusion", "class_order", "alpha", "run"}
-"""what every result has, besides its circumstances"""
-SETTINGS = {"method", "loss", "dataset", "base", "steps", "increment", "memory", "seed", "recipe"}
-"""what every result names of its run"""
-LATER = {"validation": 0.0, "mitigation": "none"}
-LATER_RECIPE = {"schedule": "steps", "clamp": 0.0}
-"""settings, of the run and of its recipe, that older files do not name, and what they were then"""
+FORMAT = 1
+"""of records; raised when an older version could not read them"""
+PARTS: dict[str, type] = dict.fromkeys(("run", "machine", "versions", "final"), dict)
+PARTS |= dict.fromkeys(("steps", "confusion", "class_order", "alpha"), list)
+"""what every result has, besides numbers"""
 BASED = "based"
-"""a file that says: this run has its base step, computed or taken over, and others can have it too"""
+"""marker file: the base step is finished, computed or taken over, and can be shared"""
 LOG, ERROR, WARNINGS = "log.txt", "error.txt", "warnings.txt"
 """what a worker of a queue writes"""
 FILES = ("run.json", "metrics.jsonl", "result.json", "checkpoint", "model", BASED, LOG, ERROR, WARNINGS)
@@ -37,19 +33,19 @@ def check_run_folder(folder: Path) -> None:
     try:
         read_result(folder)
     except DataError:
-        check_folder(folder, "run", FILES)
+        files.check_folder(folder, "run", FILES)
 
 
 def claim_run_folder(folder: Path) -> None:
     """Make a folder that of a run, or refuse it."""
-    claim_folder(folder, "run", FILES)
+    files.claim_folder(folder, "run", FILES)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder; the lock goes with the process, however that ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as f:
+    with (folder / files.LOCK).open("a") as f:
         for last in (False, True):
             try:
                 fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,49 +65,43 @@ def check_there(folder: Path, name: str) -> None:
         raise DataError(f"{folder} {state}: name {name}")
 
 
-def agree(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse a folder that belongs to a run with other settings, and say which differ."""
-    path, result = folder / "run.json", folder / "result.json"
-    if path.is_file() and (result.is_file() or (folder / "checkpoint" / files.INFO).is_file()):
-        recorded = files.read_json(path)
-    elif result.is_file():  # a record by itself
-        known = read_result(folder)
-        recorded = {**known["run"], "class_order": known["class_order"]}
-    else:
-        return
-    if not isinstance(recorded, dict):
-        raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
-    meant = usual(settings["method"])
-    there, here = (meant | flat_settings(one) for one in (completed(recorded), json.loads(json.dumps(settings))))
-    differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
-    if not path.is_file():  # nothing will be computed, so where it was does not matter
-        differ = [k for k in differ if k not in ("device", "precision")]
-    if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
-        differ = [k for k in differ if k != "order"]
-    if there.get("device") == "cuda" and "device" in differ and set(differ) <= {"device", "precision"}:
-        raise RunError(f"{folder} is of a run on a GPU: use --device cuda where there is one, or choose another --out")
-    if differ:
-        words = ", ".join(
-            k if len(str(here.get(k))) > 50 else f"{k} (there {there.get(k)}, here {here.get(k)})" for k in differ
-        )
-        raise RunError(f"{folder} belongs to a run with other settings: {words}; choose another --out")
-
-
-def find_result(folder: Path, settings: dict[str, Any]) -> Result | None:
+def find_result(folder: Path, settings: Mapping[str, Any]) -> Result | None:
     """The recorded result of a folder, None if there is none yet; refused if it belongs to other settings."""
-    agree(folder, settings)
-    return read_result(folder) if (folder / "result.json").is_file() else None
+    path, result = folder / "run.json", folder / "result.json"
+    if result.is_file():
+        found = read_result(folder)
+        check_same(folder, found, settings, computes=False)
+        return found
+    if path.is_file() and (folder / "checkpoint" / files.INFO).is_file():
+        recorded = files.read_json(path)
+        if not isinstance(recorded, dict) or not {"run", "machine", "class_order"} <= recorded.keys():
+            raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
+        check_same(folder, recorded, settings, computes=True)
+    return None
 
 
-def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with what their file is too old to name."""
-    return {**LATER, **as_made(settings), "recipe": {**LATER_RECIPE, **settings.get("recipe", {})}}
+def check_same(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any], computes: bool) -> None:
+    """Refuse a folder of a run with other settings, and say which differ; on what machine it was computed matters
+    only where it is to be computed further."""
+    data = recorded.get("data", recorded.get("resolved", {}).get("data"))
+    there = flatten({"run": recorded["run"], "class_order": recorded["class_order"], "fingerprint of the data": data})
+    wanted = {"run": settings["run"], "class_order": settings["class_order"]}
+    here = flatten(json.loads(json.dumps({**wanted, "fingerprint of the data": settings["data"]})))
+    differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
+    if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
+        differ = [k for k in differ if k != "run.protocol.order"]
+    machine = [k for k, v in settings["machine"].items() if recorded["machine"].get(k) != v] if computes else []
+    if "device" in machine and recorded["machine"].get("device") == "cuda" and not differ:
+        raise RunError(f"{folder} is of a run on a GPU: use --device cuda where there is one, or choose another --out")
+    words = [explain(k.removeprefix("run."), there.get(k), here.get(k)) for k in differ]
+    words += [explain(k, recorded["machine"].get(k), settings["machine"][k]) for k in machine]
+    if words:
+        raise RunError(f"{folder} belongs to a run with other settings: {', '.join(words)}; choose another --out")
 
 
-def flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings on one level: those of the recipe beside the others."""
-    inner = [flat_settings(v) if isinstance(v, dict) else {k: v} for k, v in settings.items()]
-    return {k: v for part in inner for k, v in part.items()}
+def explain(name: str, there: Any, here: Any) -> str:
+    """How a setting differs; without its values where they are long."""
+    return name if len(str(here)) > 50 or len(str(there)) > 50 else f"{name} (there {there}, here {here})"
 
 
 def read_result(folder: Path) -> Result:
@@ -122,29 +112,31 @@ def read_result(folder: Path) -> Result:
         state = "not finished: run it again" if not_finished else "not a run's folder, nor does it hold any: name one"
         raise DataError(f"{folder} has no result.json: it is {state}")
     result: Any = files.read_json(path)
-    whole = isinstance(result, dict) and result.keys() >= RESULT and result["steps"]
-    kinds = whole and all(isinstance(result[name], dict) for name in ("run", "final"))
-    named = kinds and result["run"].keys() >= SETTINGS and {"top1", "base", "new"} <= result["final"].keys()
-    if not named or not isinstance(result["run"]["recipe"], dict) or not _measured(result):
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
+        raise DataError(f"{path} is not a result of this version of equipoise: delete it and run again")
+    if not is_measured(result):
         raise DataError(f"{path} is not the result of a run: delete it and run again")
-    return {**result, "run": completed(result["run"])}
+    return result
 
 
-def _measured(result: Result) -> bool:
-    """Whether numbers are where a result has numbers."""
-    steps, matrix, final = result["steps"], result["confusion"], result["final"]
-    if not all(isinstance(many, list) for many in (steps, matrix, result["alpha"], result["class_order"])):
+def is_measured(result: Result) -> bool:
+    """Whether all parts are there, with numbers where a result has numbers."""
+    if not all(isinstance(result.get(name), kind) for name, kind in PARTS.items()):
+        return False
+    run, steps, matrix, final = (result[name] for name in ("run", "steps", "confusion", "final"))
+    if not all(isinstance(run.get(part), dict) for part in ("method", "data", "protocol", "recipe")):
+        return False
+    if not steps or not all(isinstance(step, dict) for step in steps):
         return False
     if not all(isinstance(row, list) and len(row) == len(matrix) for row in matrix):
         return False
-    if not all(isinstance(one, dict) for one in (*steps, result.get("hardware", {}), result.get("versions", {}))):
-        return False
-    numbers = [result["average_incremental_accuracy"], final["top1"], *(count for row in matrix for count in row)]
+    numbers = [result.get("average_incremental_accuracy"), final.get("top1"), *(n for row in matrix for n in row)]
     numbers += [step.get(name) for step in steps for name in ("classes", "top1", "seconds")]
-    perhaps = [final["base"], final["new"], result["forgetting"], *result["alpha"]]
+    perhaps = [final.get("base"), final.get("new", ""), result.get("forgetting", ""), *result["alpha"]]
     perhaps += [step.get(name, "") for step in steps for name in ("top5", "base", "new", "latest")]
-    return bool(matrix) and all(map(_number, [*numbers, *(value for value in perhaps if value is not None)]))
+    return bool(matrix) and all(map(is_number, [*numbers, *(value for value in perhaps if value is not None)]))
 
 
-def _number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a value is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

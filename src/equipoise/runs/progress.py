@@ -12,15 +12,15 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torch import Tensor
 
 from ..engine.train import Epoch
+from .plan import Training, Work, total_images
 
 
 class Watch:
     """Told of everything, says nothing. What it knows of the time left is here for those who say it."""
 
-    def begin(self, settings: dict[str, Any], images: Sequence[int]) -> None:
-        """A run begins or goes on; `images` is how many each step trains on, over all epochs."""
-        self.images = list(images)
-        self.epochs: int = settings["recipe"]["epochs"]
+    def begin(self, settings: dict[str, Any], work: Work) -> None:
+        """A run begins or is resumed; `work` is what each step trains on."""
+        self.work, self.images = work, total_images(work)
 
     def before(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
         """These epochs and steps are done: from an earlier attempt, or taken over from another run."""
@@ -31,14 +31,11 @@ class Watch:
     def reused(self, t: int, seconds: float) -> None:
         """Steps up to t came from the store; they had taken so long."""
 
-    def tick(self, t: int, epochs: float) -> None:
-        """Step t has come so many epochs far."""
+    def tick(self, t: int, done: float) -> None:
+        """Step t has come so far, as a fraction."""
 
     def epoch(self, e: Epoch) -> None:
         """An epoch has ended."""
-
-    def refit(self, e: Epoch) -> None:
-        """An epoch of a refit on the memory has ended."""
 
     def confusion(self, counts: Tensor) -> None:
         """How the classes were taken for each other after a step; its accuracies follow."""
@@ -51,24 +48,34 @@ class Watch:
 
     def left(self, e: Epoch) -> float:
         """Seconds left, at the speed of this epoch; the teacher's cost is in it from the first increment on."""
-        ahead = sum(self.images[e.step + 1 :]) + self.images[e.step] * (1 - e.epoch / e.epochs)
+        ahead = sum(self.images[e.step + 1 :]) + self.images[e.step] * (
+            1 - fraction_done(self.work[e.step], e.stage, e.epoch)
+        )
         return ahead / max(e.images_per_second, 1e-9)
 
     def words(self, e: Epoch) -> str:
         """An epoch in one line."""
         alpha = "" if e.alpha is None else f", α {e.alpha:.3f}"
+        stage = "" if e.stage == "train" else f"{STAGES.get(e.stage, e.stage)}, "
         return (
-            f"step {e.step}/{len(self.images) - 1}, epoch {e.epoch}/{e.epochs}: loss {e.loss:.4f}{alpha}, "
+            f"step {e.step}/{len(self.images) - 1}, {stage}epoch {e.epoch}/{e.epochs}: loss {e.loss:.4f}{alpha}, "
             f"{e.images_per_second:,.0f} images/s, {duration(self.left(e))} left"
         )
 
-    def refit_words(self, e: Epoch) -> str:
-        """An epoch of a refit in one line."""
-        where = f"step {e.step}/{len(self.images) - 1}, refitting on the memory, epoch {e.epoch}/{e.epochs}"
-        return f"{where}: loss {e.loss:.4f}"
+
+STAGES = {"refit": "fine-tuning on the memory"}
+"""what people call a stage"""
 
 
-HOOKS = ("begin", "before", "say", "reused", "tick", "epoch", "refit", "confusion", "step", "close")
+def fraction_done(step: list[Training], stage: str, epochs: float) -> float:
+    """How much of a step's images have been trained on after so many epochs of a stage."""
+    k = next(k for k, training in enumerate(step) if training.stage == stage)
+    before = sum(training.epochs * training.images for training in step[:k])
+    total = before + sum(training.epochs * training.images for training in step[k:])
+    return (before + epochs * step[k].images) / max(1, total)
+
+
+HOOKS = ("begin", "before", "say", "reused", "tick", "epoch", "confusion", "step", "close")
 """all that a watch is told by"""
 
 
@@ -102,19 +109,15 @@ class PlainWatch(Watch):
         """Print it."""
         self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
 
-    def tick(self, t: int, epochs: float) -> None:
+    def tick(self, t: int, done: float) -> None:
         """Print it, if nothing has been printed for a minute."""
         if time.monotonic() - self.last >= 12 * self.every:
             self.last = time.monotonic()
-            self.say(f"step {t}/{len(self.images) - 1}, {epochs:.2f} epochs")
+            self.say(f"step {t}/{len(self.images) - 1}, {done:.1%}")
 
     def epoch(self, e: Epoch) -> None:
         """Print it, if the last one is long enough ago."""
         self.now_and_then(e, self.words(e))
-
-    def refit(self, e: Epoch) -> None:
-        """Print it, if the last one is long enough ago."""
-        self.now_and_then(e, self.refit_words(e))
 
     def now_and_then(self, e: Epoch, words: str) -> None:
         """Print it, if the last one is long enough ago, or it is the last."""
@@ -140,9 +143,9 @@ class LiveWatch(Watch):
         self.bar = Progress(*columns, console=console, transient=True)
         self.task = self.bar.add_task("", total=1.0, words="starting")
 
-    def begin(self, settings: dict[str, Any], images: Sequence[int]) -> None:
+    def begin(self, settings: dict[str, Any], work: Work) -> None:
         """Show the bar."""
-        super().begin(settings, images)
+        super().begin(settings, work)
         self.bar.start()
 
     def say(self, text: str) -> None:
@@ -153,18 +156,14 @@ class LiveWatch(Watch):
         """Print it above the bar."""
         self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
 
-    def tick(self, t: int, epochs: float) -> None:
+    def tick(self, t: int, done: float) -> None:
         """Move the bar."""
-        done = sum(self.images[:t]) + self.images[t] * epochs / self.epochs
-        self.bar.update(self.task, completed=done, total=sum(self.images))
+        now = sum(self.images[:t]) + self.images[t] * done
+        self.bar.update(self.task, completed=now, total=sum(self.images))
 
     def epoch(self, e: Epoch) -> None:
         """Say where it is."""
         self.bar.update(self.task, words=self.words(e))
-
-    def refit(self, e: Epoch) -> None:
-        """Say where it is."""
-        self.bar.update(self.task, words=self.refit_words(e))
 
     def step(self, record: dict[str, Any]) -> None:
         """Print it above the bar."""

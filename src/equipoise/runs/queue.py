@@ -15,9 +15,11 @@ from typing import Protocol
 from ..data.datasets import Dataset
 from ..engine.device import resolve_device
 from ..errors import DataError, EquipoiseError, sentence
-from ..learner import record
+from ..settings import digest
+from .command import run_name
 from .folder import Result, check_run_folder, read_result
-from .run import Run, prepare, run_name
+from .plan import prepare, total_images
+from .settings import Machine, Run
 
 Work = Callable[..., Result]
 """`equipoise.runs.run.run`, or what takes the same arguments: it must be importable, since workers import it"""
@@ -28,6 +30,7 @@ class Job:
     """A run, its folder, and how it stands."""
 
     run: Run
+    machine: Machine
     folder: Path
     group: str = ""
     """jobs of one group share their base step: one of them computes it before others are begun"""
@@ -35,8 +38,8 @@ class Job:
     """how many each step trains on, over all epochs"""
     tries: int = 0
     """how often it was begun or taken up again since it last got further"""
-    reached: tuple[int, int] | None = None
-    """step and epoch of the furthest that it got, before it was begun here or since"""
+    reached: tuple[int, float] | None = None
+    """step, and how much of it, of the furthest that it got, before it was begun here or since"""
     not_before: float = 0.0
     """when it may be taken up again, by `time.monotonic`"""
     result: Result | None = None
@@ -89,46 +92,39 @@ def conclude(job: Job) -> None:
         job.failure = sentence(error)
 
 
-def planned(runs: Sequence[Run], parent: Path, data: Path | None = None) -> list[Job]:
+def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | None = None) -> list[Job]:
     """A job for each different run, in a folder of its own below `parent`.
 
     Whatever is wrong with any of them is said now, before the first begins.
     """
+    resolve_device(machine.device)
     jobs: dict[str, Job] = {}
     loaded: dict[str, Dataset] = {}
-    for asked in runs:
-        check_run_folder(parent / run_name(asked))
-    for asked in runs:
-        resolve_device(asked.device)
-        here = replace(asked, device="cpu", engine="auto")  # the GPU is left to those who do the runs
-        plan = prepare(here, data, loaded=loaded.get(asked.dataset))
-        loaded[asked.dataset] = plan.data
-        same = record.digest([plan.settings, asked.device, asked.precision])
-        jobs.setdefault(same, Job(asked, parent / run_name(asked), plan.keys()[0], plan.images_to_train()))
+    folders = [parent / run_name(run, machine) for run in runs]
+    for folder in folders:  # before any data is looked for
+        check_run_folder(folder)
+    for run, folder in zip(runs, folders):
+        on_cpu = replace(machine, device="cpu", engine="auto")  # the GPU is left to those who do the runs
+        plan = prepare(run, on_cpu, data, loaded.get(run.data.name))
+        loaded[run.data.name] = plan.data
+        job = Job(plan.run, machine, folder, plan.step_keys()[0] or "", total_images(plan.work()))
+        jobs.setdefault(digest([plan.settings["run"], plan.order]), job)
     return list(jobs.values())
 
 
-COSTS = {"lucir": 98_800 / 89_200, "podnet": 102_100 / 80_500}
-META_COST = 102_100 / 83_200
-"""how much longer an image takes where there is a teacher, by the name of the method and with the meta loss, than with
-IL-Baseline and the balanced loss: from the images a second that one H200 did (results/README.md, speed of the methods);
-what is not named, and every base step, is taken to cost as much as those. Meta's images are counted with those that it
-holds out"""
-
-
 def cost(job: Job) -> float:
-    """About how long a job takes, in images of IL-Baseline."""
+    """About how long a job takes, in images of IL-Baseline: from the images a second that one H200 did
+    (results/README.md, speed of the methods). Every base step is taken to cost the same."""
     method = job.run.method
-    relative = COSTS.get(method.name, 1.0) * (META_COST if method.loss.name == "meta" else 1.0)
-    return sum(job.images[:1]) + relative * sum(job.images[1:])
+    return sum(job.images[:1]) + method.cost * method.remedy.cost * sum(job.images[1:])
 
 
-def longest_first(jobs: Sequence[Job]) -> list[Job]:
+def sort_longest_first(jobs: Sequence[Job]) -> list[Job]:
     """So that no long one is left alone at the end."""
     return sorted(jobs, key=cost, reverse=True)
 
 
-def critical(jobs: Sequence[Job], workers: int) -> list[Job]:
+def find_critical(jobs: Sequence[Job], workers: int) -> list[Job]:
     """Those that would be left alone at the end even if they are begun first.
 
     With an equal share of the machine, such a job takes longer than all jobs together take, of which a group computes

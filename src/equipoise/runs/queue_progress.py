@@ -33,7 +33,7 @@ class Standing(NamedTuple):
     """images a second of all that are at work, each in its last epoch"""
 
 
-def standing(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) -> Standing:
+def queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) -> Standing:
     """How a queue stands, read from the folders of its runs.
 
     Where steps are shared, the base step of a group is counted once, as far as whoever computes it has come. A job at
@@ -52,7 +52,7 @@ def standing(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) -> S
         if line is not None and line["step"] < len(ahead):
             t = line["step"]
             ahead[:t] = [0] * t
-            ahead[t] *= 1 - line["epoch"] / line["epochs"]
+            ahead[t] *= 1 - line["done"]
             speeds += [line["images_per_second"]] if job in busy else []
         elif job in busy and any(ahead):
             unknown += 1
@@ -73,7 +73,7 @@ def has_base(job: Job) -> bool:
     return False
 
 
-NEEDED = {"step", "epoch", "epochs", "images_per_second"}
+NEEDED = {"step", "epoch", "done", "images_per_second"}
 """what a line of metrics.jsonl must have to be of use here"""
 
 
@@ -123,7 +123,7 @@ class QueueWatch:
         if not changed and clock - self.looked < self.every:
             return
         self.seen, self.looked = seen, clock
-        now = standing(self.jobs, busy, self.shared)
+        now = queue_status(self.jobs, busy, self.shared)
         words = queue_words(now)
         self.bar.update(self.task, total=len(self.jobs), completed=now.done + now.failed, description=words)
         moving = now.speed > 0

@@ -10,15 +10,10 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from .. import files
-from ..learner.record import digest
-from .environment import code_fingerprint
 
 
 def default_store() -> Path:
@@ -31,20 +26,7 @@ def store_folder(said: str | None) -> Path | None:
     return None if said == "none" else Path(said) if said else default_store()
 
 
-def keys(always: dict[str, Any], base: dict[str, Any], later: dict[str, Any], steps: Sequence[Any]) -> Iterator[str]:
-    """The key of each step, a chain: `always` matters in all steps, `base` in the first, `later` in the others.
-
-    `steps` is what each step brings: its classes, in order.
-    """
-    ours = {"code": code_fingerprint(), "torch": torch.__version__.split("+")[0], **always}
-    key = digest([ours, base, steps[0]])
-    yield key
-    for step in steps[1:]:
-        key = digest([key, later, step])
-        yield key
-
-
-class Store:
+class SharedSteps:
     """A folder of learners, each saved at the end of a step's training, before its exemplars are chosen."""
 
     def __init__(self, folder: Path) -> None:

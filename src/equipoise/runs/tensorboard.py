@@ -52,11 +52,11 @@ class TensorBoard(Watch):
             self.step(record)
 
     def epoch(self, e: Epoch) -> None:
-        """The scalars of an epoch, by the number of epochs so far."""
-        at = e.step * e.epochs + e.epoch
+        """The scalars of an epoch, by the number of epochs of that stage so far."""
+        at, stage = e.step * e.epochs + e.epoch, "training" if e.stage == "train" else e.stage
         for name in ("loss", "lr", "alpha", "images_per_second"):
             if (value := getattr(e, name)) is not None:
-                self.writer.add_scalar(f"training/{name}", value, at)
+                self.writer.add_scalar(f"{stage}/{name}", value, at)
 
     def step(self, record: dict[str, Any]) -> None:
         """The accuracies after a step, by the number of classes."""

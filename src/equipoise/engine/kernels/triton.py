@@ -1,14 +1,11 @@
 """GPU kernels for residual nets of few channels: 3×3 convolutions with the batch norms around them, in Triton.
 
-A ResNet-32 has 16 to 64 channels, so that each of its convolutions is a few microseconds of memory traffic, and what
-lies between them costs more than they do. Here a convolution sums up what it gives while it still has it at hand, so
-that a batch norm, forward or backward, is one light pass, which takes ReLU and shortcut along.
-
+A ResNet-32 has 16 to 64 channels: a convolution is a few microseconds of memory traffic; what lies between costs more.
+Here a convolution sums up what it gives while it has it at hand, so that a batch norm is one light pass.
 Activations are rows of channels, one row a pixel: (batch · height · width, channels). Weights are laid out (out, row,
-column, in), which is torch's channels-last. `sums` of a batch norm is (REPLICAS, 2, WIDEST): Σy and Σy² of its
-input y forward, Σg and Σgy of the gradient g at its output backward; replicas keep programs out of each other's way.
-They are whole numbers of 1/FORWARD or 1/BACKWARD, since those add up to the same in whatever order programs end: the
-same step gives the same bits, always.
+column, in), which is torch's channels-last. `sums` of a batch norm is (REPLICAS, 2, WIDEST): Σy and Σy² of its input y
+forward, Σg and Σgy of the gradient g at its output backward; replicas keep programs out of each other's way. They are
+whole numbers of 1/FORWARD or 1/BACKWARD, which add up to the same in any order: the same step gives the same bits.
 """
 
 from __future__ import annotations

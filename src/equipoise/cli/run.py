@@ -1,0 +1,39 @@
+"""`equipoise run`: one run, from the words to its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from ..errors import EquipoiseError, describe_gpu_failure
+from ..files import INFO
+from ..report.terminal import for_output, print_result
+from ..runs.command import run_name
+from ..runs.progress import Both, LiveWatch, PlainWatch, Watch
+from ..runs.run import run
+from ..runs.tensorboard import TensorBoard
+from .flags import Request, parse_request
+
+
+def run_verb(argv: list[str]) -> None:
+    """Train a method through a protocol and record the result; resume it if it was stopped."""
+    request = parse_request(argv, "run", Request)
+    out = request.out or Path("runs") / run_name(request.run, request.machine)
+    console = Console(stderr=True)
+    watch: Watch = LiveWatch(console) if console.is_terminal else PlainWatch()
+    if request.tensorboard:
+        watch = Both(watch, TensorBoard(out))
+    try:
+        result = run(request.run, out, request.machine, request.options, watch)
+    except (KeyboardInterrupt, RuntimeError) as error:
+        why = "stopped" if isinstance(error, KeyboardInterrupt) else describe_gpu_failure(error)
+        if why is None:
+            raise
+        there = (out / "checkpoint" / INFO).is_file()
+        then = f"goes on from the last checkpoint in {out}" if there else "starts anew: there was no checkpoint yet"
+        raise EquipoiseError(f"{why}; the same command {then}") from error
+    finally:
+        watch.close()
+    print_result(result, for_output())
+    print(f"recorded in {out / 'result.json'}")

@@ -1,0 +1,221 @@
+"""CIFAR-100 as its authors publish it: found in a folder, else downloaded, and read.
+
+Every file is compared with its published checksum before anything in it is believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.progress import wrap_file
+
+from ..errors import DataError
+from ..files import write_file
+from .images import Images
+
+# The official files of CIFAR-100: where a person finds them, what is downloaded where there are none, the two
+# forms (the archive's name, then its files for training and testing) and the published checksums.
+PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+LAYOUTS = {"cifar-100-binary": ("train.bin", "test.bin"), "cifar-100-python": ("train", "test")}
+MD5 = {
+    "train.bin": "6172c7755cfe09b2fe270c85cebc1b15",
+    "test.bin": "4499cfba6c016c1be1438163640a0898",
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8",
+    "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
+}
+RECORDS = (50_000, 10_000)  # images for training and for testing
+SHAPE = (3, 32, 32)  # a plane each for red, green and blue, row by row
+TIMEOUT = 30.0  # seconds without a byte after which a download is given up
+
+_NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
+man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
+pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
+tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+CLASSES: tuple[str, ...] = tuple(_NAMES.split())
+"""The names of the fine labels 0 to 99, which are in alphabetical order."""
+
+
+def read(folder: Path | None, progress: bool) -> tuple[Images, Images]:
+    """The images for training and for testing, labelled from 0."""
+    paths = _find(folder, progress)
+    train, test = (_read(path, records) for path, records in zip(paths, RECORDS))
+    return train, test
+
+
+# Finding the files of CIFAR-100
+
+
+def _find(folder: Path | None, progress: bool) -> tuple[Path, Path]:
+    """The files for training and testing: as they lie there, else out of an archive, else downloaded."""
+    if folder is None:
+        folder = Path(os.environ.get("EQUIPOISE_DATA") or "~/.cache/equipoise/data").expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not folder.is_dir():
+        # Making it would turn a typing error into a download to the wrong place.
+        raise DataError(f"--data {folder} is not a folder: create it, or name the one that holds CIFAR-100")
+    # Runs started together must not write the same file; where nothing is to be written nothing is locked.
+    if paths := _in_layout(folder):
+        return paths
+    with _alone(folder):
+        return _in_layout(folder) or _unpack(_archive(folder) or _download(folder, progress))
+
+
+def _in_layout(folder: Path) -> tuple[Path, Path] | None:
+    for layout, (train, test) in LAYOUTS.items():
+        for place in (folder / layout, folder):
+            if (place / train).is_file() and (place / test).is_file():
+                return place / train, place / test
+    return None
+
+
+def _archive(folder: Path) -> Path | None:
+    archives = (folder / f"{layout}.tar.gz" for layout in LAYOUTS)
+    return next((path for path in archives if path.is_file()), None)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits until no other process fills the folder; the lock ends with its process, however that ends."""
+    with (folder / ".equipoise.lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _unpack(archive: Path) -> tuple[Path, Path]:
+    """Writes the two expected members next to the archive, and nothing else that it may hold."""
+    if (md5 := _md5(archive)) != MD5[archive.name]:
+        raise _bad(archive, f"has md5 {md5} where {MD5[archive.name]} is expected")
+    layout = archive.name.removesuffix(".tar.gz")
+    train, test = (archive.parent / layout / name for name in LAYOUTS[layout])
+    train.parent.mkdir(exist_ok=True)
+    with tarfile.open(archive) as tar:
+        for path in (train, test):
+            # The names come from our table, never from the archive, so it cannot choose where to write.
+            member = next((m for m in tar if m.name == f"{layout}/{path.name}" and m.isreg()), None)
+            content = tar.extractfile(member) if member else None
+            if content is None:
+                raise _bad(archive, f"does not hold the file {layout}/{path.name}")
+            part = path.with_name(path.name + ".part")
+            part.write_bytes(content.read())
+            part.replace(path)  # a file under its final name is always whole
+    return train, test
+
+
+# Reading them
+
+
+def _read(path: Path, records: int) -> Images:
+    """The images of one file, after its size and checksum were found to be right."""
+    size = 2 + int(np.prod(SHAPE))  # a record: coarse label, fine label, pixels
+    if path.suffix == ".bin" and (found := path.stat().st_size) != records * size:
+        raise _bad(path, f"has {found} bytes where {records * size} are expected")
+    data = path.read_bytes()
+    # The bytes that are checked are the bytes that are used: the file is not opened again.
+    if (md5 := hashlib.md5(data, usedforsecurity=False).hexdigest()) != MD5[path.name]:
+        raise _bad(path, f"has md5 {md5} where {MD5[path.name]} is expected")
+    if path.suffix == ".bin":
+        table = np.frombuffer(data, np.uint8).reshape(records, size)
+        pixels, labels = table[:, 2:], table[:, 1]
+    else:
+        pixels, labels = _unpickle(path, data)
+    if pixels.dtype != np.uint8 or pixels.shape != (records, size - 2) or labels.shape != (records,):
+        raise _bad(path, f"does not hold {records} labelled images of 32x32 pixels")
+    if labels.min() < 0 or labels.max() >= len(CLASSES):
+        raise _bad(path, f"has labels from {labels.min()} to {labels.max()}, outside 0 to 99")
+    x = torch.from_numpy(pixels.reshape(records, *SHAPE).copy())
+    return Images(x, torch.from_numpy(labels.astype(np.int64)))
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Builds dicts, lists, strings, numbers and NumPy arrays; whatever else a pickle asks for is refused."""
+
+    reconstruct = np.empty(0).__reduce__()[0]  # its module has moved between versions of NumPy
+    allowed: dict[tuple[str, str], Any] = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+        ("numpy._core.multiarray", "_reconstruct"): reconstruct,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return self.allowed[module, name]
+
+
+def _unpickle(path: Path, data: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Pixels and fine labels of the official Python form, whose keys are bytes since Python 2 wrote it."""
+    try:
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+        return np.asarray(content[b"data"]), np.asarray(content[b"fine_labels"], np.int64)
+    except Exception as e:  # a pickle that is not what it should be can raise almost anything
+        raise _bad(path, f"is not the pickle it should be ({e})") from e
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _bad(path: Path, what: str) -> DataError:
+    return DataError(f"{path} {what}: delete it and put a good copy in its place, from {PAGE}")
+
+
+# Downloading them
+
+
+def _download(folder: Path, progress: bool) -> Path:
+    """The archive, downloaded whole."""
+    archive = folder / "cifar-100-binary.tar.gz"
+    console = Console(stderr=True)
+    try:
+        with urlopen(URL, timeout=TIMEOUT) as response:
+            total = int(response.headers["Content-Length"] or 0)
+            with wrap_file(response, total, description="CIFAR-100", console=console, disable=not progress) as received:
+                data = b"".join(iter(lambda: received.read(1 << 16), b""))
+        # A connection that closes early looks like the end of the file.
+        if len(data) < total:
+            raise ConnectionError(f"the connection closed after {len(data)} of {total} bytes")
+    except (OSError, HTTPException) as e:
+        reason = e if isinstance(e, HTTPError) else getattr(e, "reason", e)
+        raise DataError(
+            f"CIFAR-100 is not in {folder} and could not be downloaded from {URL} ({reason}): run again, or "
+            f"{_by_hand(folder)}"
+        ) from e
+    if (md5 := hashlib.md5(data, usedforsecurity=False).hexdigest()) != MD5[archive.name]:
+        raise DataError(
+            f"what {URL} sent has md5 {md5} where {MD5[archive.name]} is expected, and was not kept: run again, or "
+            f"{_by_hand(folder)}"
+        )
+    write_file(archive, data)
+    return archive
+
+
+def _by_hand(folder: Path) -> str:
+    archives = " or ".join(f"{layout}.tar.gz" for layout in LAYOUTS)
+    return f"put {archives}, from {PAGE}, into {folder}, or name a folder that holds one with --data DIR"

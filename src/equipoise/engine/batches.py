@@ -1,0 +1,87 @@
+"""Batches of one shape, laid out on the device beforehand: the loop sends nothing while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..data.augment import Crop
+from ..data.images import Images
+from ..step import More, Step
+
+Order = Callable[[int], Tensor]
+"""the k-th epoch, as positions"""
+Draw = Callable[[tuple[int, int], int], Tensor]
+"""random numbers for the augmentation of (batches, images), named by a number"""
+
+
+class Table:
+    """Batches as positions, with the random numbers of their augmentation, and a counter that says which is next."""
+
+    def __init__(self, images: Images, crop: Crop, most: int, size: int) -> None:
+        self.images, self.crop, self.size = images, crop, size
+        device = images.y.device
+        self.which = torch.zeros(most, size, dtype=torch.long, device=device)
+        self.drawn = torch.zeros(most, size, crop.numbers, dtype=torch.long, device=device)
+        self.at = torch.zeros(1, dtype=torch.long, device=device)
+
+    def lay_out(self, batches: Tensor, drawn: Tensor) -> None:
+        """Make these the next batches: positions (batches, size) and random numbers."""
+        self.which[: len(batches)].copy_(batches)
+        self.drawn[: len(batches)].copy_(drawn)
+        self.at.zero_()
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """The next batch: images, augmented, and labels."""
+        which = self.which.index_select(0, self.at)[0]
+        drawn = self.drawn.index_select(0, self.at)[0]
+        self.at += 1
+        return self.crop(self.images.x, which, drawn), self.images.y[which]
+
+
+class Batches(Table):
+    """Batches cut from a stream of epochs laid end to end: nothing is dropped, nothing is short.
+
+    A batch may span two epochs. Any stretch of the stream can be had without what came before.
+    """
+
+    def __init__(self, images: Images, crop: Crop, size: int, order: Order, draw: Draw, most: int = 0) -> None:
+        """`most` batches are laid out at a time, one epoch's if not given."""
+        self.order, self.draw = order, draw
+        self.length = len(order(0))
+        size = min(size, self.length)
+        super().__init__(images, crop, most or -(-self.length // size) + 1, size)
+
+    def edge(self, epochs: int) -> int:
+        """How many batches that many epochs are, rounded to the nearest."""
+        return (2 * epochs * self.length + self.size) // (2 * self.size)
+
+    def load(self, first: int, last: int, name: int) -> Tensor:
+        """Lay out the batches first, ..., last - 1; `name` names their augmentation. Returns their positions."""
+        begin, end = first * self.size, last * self.size
+        epochs = range(begin // self.length, -(-end // self.length))
+        if not epochs:
+            return self.which[:0]
+        stream = torch.cat([self.order(k) for k in epochs])
+        begin -= epochs.start * self.length
+        batches = stream[begin : begin + (last - first) * self.size].view(-1, self.size)
+        self.lay_out(batches, self.draw((last - first, self.size), name))
+        return batches
+
+
+def shuffle(n: int, gen: torch.Generator) -> Tensor:
+    """The numbers from 0 to n − 1 in a random order."""
+    return torch.randperm(n, generator=gen, device=gen.device)
+
+
+class Second(Table):
+    """The second stream of a source: images of the data, or pixels of the state that stand for the memory's."""
+
+    def __init__(self, s: Step, more: More, crop: Crop, most: int) -> None:
+        images = s.images
+        if more.pixels is not None:
+            images = Images(s.state[more.pixels], s.images.y[s.memory])
+        super().__init__(images, crop, most, more.where.shape[1])
+        self.more = more

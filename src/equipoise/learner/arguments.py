@@ -1,0 +1,85 @@
+"""The arguments of a learner: checked, saved as JSON and read again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from .. import methods
+from ..data.augment import Crop
+from ..engine.device import resolve_device
+from ..errors import DataError, RunError, UsageError, check, check_choice
+from ..method import Method
+from ..remedies import Remedy
+from ..settings import from_plain, to_plain
+from ..step import Recipe, Shape
+
+FORMAT = 1
+"""of saved learners; raised when an older version could not read them"""
+KINDS = {"method": Method, "recipe": Recipe, "augment": Crop}
+SAVED = (*KINDS, "select", "normalise", "seed", "device", "precision")
+
+
+def check_arguments(method: Method | None, recipe: Recipe | None, augment: Crop | None, select: str, seed: int) -> None:
+    """Refuse arguments of a wrong kind."""
+    if method is not None and not isinstance(method, Method):
+        raise UsageError(f"method must be a Method such as ILBaseline(), not {method!r}")
+    if method is not None and not isinstance(method.remedy, Remedy):
+        raise UsageError(f"a method's remedy must be a Remedy such as Balanced(), not {method.remedy!r}")
+    for f in fields(method) if method is not None else ():
+        if callable(getattr(Method, f.name, None)):
+            words = f"{type(method).__name__} has a field {f.name}, which is a function of every method: rename it"
+            raise UsageError(words)
+    for name, value, kind in (("recipe", recipe, Recipe), ("augment", augment, Crop)):
+        if value is not None and not isinstance(value, kind):
+            raise UsageError(f"{name} must be a {kind.__name__}(), not {value!r}")
+    check_choice("select", select, "herding", "random")
+    check("seed", seed, least=0, whole=True)
+
+
+def describe(learner: Any) -> dict[str, Any]:
+    """The arguments of a learner as they are saved, in a format of their own."""
+    settings = {name: to_plain(getattr(learner, name)) for name in SAVED}
+    return {"format": FORMAT, "learner": settings | {"memory": str(learner.budget_)}}
+
+
+def check_format(info: Mapping[str, Any]) -> None:
+    """Refuse what another version saved."""
+    if info["format"] != FORMAT:
+        raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
+
+
+def read_arguments(plain: Mapping[str, Any], device: str | None) -> dict[str, Any]:
+    """The arguments that were saved so; on `device`, or where it was if that is here."""
+    if device is None:
+        try:
+            resolve_device(plain["device"])
+            device = plain["device"]
+        except RunError:
+            device = "auto"
+    made = {k: None if plain[k] is None else from_plain(v, plain[k], methods.KINDS) for k, v in KINDS.items()}
+    same = {name: plain[name] for name in ("memory", "select", "seed", "precision")}
+    normalise = None if plain["normalise"] is None else tuple(plain["normalise"])
+    return {**same, **made, "normalise": normalise, "device": device}
+
+
+def find_new_classes(names: Sequence[Hashable], known: Sequence[Hashable]) -> list[Hashable]:
+    """The classes of a step, sorted where they can be; none of them is known already."""
+    new = list(dict.fromkeys(names))
+    again = [name for name in new if name in set(known)]
+    if again:
+        raise UsageError(f"already learned: {', '.join(map(repr, again[:5]))}; each class comes in one step only")
+    if not known and len(new) < 2:
+        raise UsageError("the first step needs at least two classes")
+    try:
+        return sorted(new)  # type: ignore[type-var]
+    except TypeError:  # labels of mixed kinds stay in the order they came
+        return new
+
+
+def check_shape(shape: Shape, known: Shape | None) -> None:
+    """Refuse images of another shape than those learned first."""
+    if known is not None and shape != known:
+        words = ("{1} x {2} with {0} channel(s)".format(*one) for one in (shape, known))
+        raise UsageError("images are {}, but those learned first were {}".format(*words))

@@ -1,0 +1,80 @@
+"""The chart at the top of the page: measured and published numbers, a row each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .markup import Html, fixed, h, is_known, signed
+
+Plain = Mapping[str, Any]
+
+
+def ours_of(cell: Plain) -> list[object]:
+    """The measured number with its deviation; mean and deviation are told apart by weight."""
+    std = cell.get("std")
+    return [fixed(cell.get("ours")), h("span", f" ± {fixed(std)}", class_="std") if is_known(std) else ""]
+
+
+def difference(value: float, state: str | None) -> Html:
+    """A difference to the paper's number, with the mark of how far it is."""
+    return h("span", h("i", class_="state") if state else "", signed(value), class_=f"difference {state or ''}")
+
+
+def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from at most `low` to at least `high`, about so many of them."""
+    rough = (high - low or 1) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * next((k for k in (1, 2, 5) if k * power >= rough), 10)
+    first = math.floor(low / step + 1e-9)
+    last = max(math.ceil(high / step - 1e-9), first + 1)
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
+
+
+def headline(rows: Sequence[Plain]) -> Html:
+    """The chart at the top: a ring for the paper, a dot for ours; where they agree the dot lies in the ring."""
+    known = [v for row in rows for v in (row.get("paper"), *ends(row)) if is_known(v)]
+    if not known:
+        return h("p", "Nothing measured yet.", class_="nothing")
+    ticks = round_ticks(min(known), max(known))
+
+    def x(value: float) -> str:
+        return f"{100 * (value - ticks[0]) / (ticks[-1] - ticks[0]):.3f}%"
+
+    def line(name: str, a: float, b: float, top: str = "50%", bottom: str = "50%") -> Html:
+        return h("line", class_=name, x1=x(a), x2=x(b), y1=top, y2=bottom)
+
+    def track(row: Plain) -> Html:
+        ours, paper = row.get("ours"), row.get("paper")
+        grid = [line("grid", v, v, "0", "100%") for v in ticks]
+        link = line("link", paper, ours) if is_known(ours) and is_known(paper) else ""
+        whisker = line("whisker", ends(row)[0], ends(row)[1]) if len(ends(row)) > 1 else ""
+        ring = h("circle", class_="ring", cx=x(paper), cy="50%", r=6.5) if is_known(paper) else ""
+        dot = h("circle", class_="dot", cx=x(ours), cy="50%", r=3.8) if is_known(ours) else ""
+        return h("svg", grid, link, whisker, ring, dot, aria_hidden="true")
+
+    def row_of(row: Plain) -> Html:
+        ours, paper = row.get("ours"), row.get("paper")
+        apart = difference(ours - paper, row.get("state")) if is_known(ours) and is_known(paper) else ""
+        numbers = [h("td", ours_of(row), class_="ours" if is_known(ours) else "paper")]
+        numbers += [h("td", fixed(paper), class_="paper"), h("td", apart, class_="paper")]
+        return h("tr", h("th", row["name"], scope="row"), h("td", track(row), class_="track"), numbers)
+
+    def circle(name: str, r: float) -> Html:
+        return h("svg", h("circle", class_=name, cx=8, cy=8, r=r), width=16, height=16, aria_hidden="true")
+
+    names = [[circle("dot", 3.8), "measured"], [circle("ring", 6.5), "paper"], "difference"]
+    head = h("tr", h("td"), h("td", class_="track"), [h("th", name, scope="col") for name in names])
+    labels = [h("text", f"{v:g}".replace("-", "−"), class_="tick", x=x(v), y=14, text_anchor="middle") for v in ticks]
+    foot = h("tr", h("td"), h("td", h("svg", labels), class_="track"), h("td", colspan=3))
+    body = h("tbody", list(map(row_of, rows)))
+    return h("table", h("thead", head), body, h("tfoot", foot, aria_hidden="true"), class_="headline")
+
+
+def ends(row: Plain) -> list[float]:
+    """What is measured, give or take its deviation."""
+    ours, std = row.get("ours"), row.get("std")
+    if not is_known(ours):
+        return []
+    return [ours - std, ours + std] if is_known(std) else [ours]

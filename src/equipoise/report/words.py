@@ -1,0 +1,151 @@
+"""Runs and their numbers in words, alike in the terminal, in tables and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import methods
+from ..data.datasets import PLANNED, SHAPES
+from ..errors import EquipoiseError
+from ..remedies import REMEDIES
+from ..runs.folder import Result
+from ..runs.plan import read_run
+from ..runs.settings import Machine, Run
+from ..settings import flatten, to_plain
+from ..step import plan_for
+
+GREEK = {"alpha": "α", "epsilon": "ε", "lambda": "λ"}
+"""letters of the paper in names of settings"""
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> str:
+    """Mean ± sample deviation; without the deviation for one value."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return "–"
+    if len(known) == 1:
+        return f"{known[0]:.2f}"
+    return f"{np.mean(known):.2f} ± {np.std(known, ddof=1):.2f}"
+
+
+def value_in_words(value: Any) -> str:
+    """A setting's value."""
+    if isinstance(value, list):
+        return " ".join(map(value_in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def name_in_words(name: str) -> str:
+    """A flat setting without the part of the run that it is of: `method.remedy.alpha_lr` is α lr."""
+    words = name.partition(".")[2] or name
+    return " ".join(GREEK.get(word, word) for word in words.removeprefix("remedy.").replace(".", "_").split("_"))
+
+
+def method_title(run: Mapping[str, Any]) -> str:
+    """What papers call the method; its name if it is not installed."""
+    name = str(run["method"]["name"])
+    kind = methods.known().get(name)
+    return kind.title if kind else name
+
+
+def remedy_of(method: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded method's remedy; of a method around another, its host's."""
+    if "remedy" not in method and isinstance(method.get("host"), dict):
+        return remedy_of(method["host"])
+    remedy = method.get("remedy")
+    return remedy if isinstance(remedy, dict) else {"name": "standard"}
+
+
+def remedy_title(run: Mapping[str, Any]) -> str:
+    """The remedy, with those of its settings that are not the default: Balanced α 0.5."""
+    remedy = remedy_of(run["method"])
+    kind = REMEDIES.get(str(remedy.get("name")))
+    default = flatten(to_plain(kind()) if kind else remedy)
+    differing = [(name, value) for name, value in flatten(remedy).items() if default.get(name) != value]
+    words = [f"{name_in_words(f'remedy.{name}')} {value_in_words(value)}" for name, value in differing]
+    return " ".join([str(remedy.get("name")).replace("-", " ").capitalize(), *words])
+
+
+def protocol_in_words(result: Result) -> str:
+    """The steps in a few characters: 50 + 5 × 10."""
+    base, steps = (int(result["run"]["protocol"].get(name) or 0) for name in ("base", "steps"))
+    return f"{base} + {steps} × {(len(result['class_order']) - base) // steps}" if steps else str(base)
+
+
+def default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The flat settings of the method, but not its remedy, and of the recipe as they are unless set otherwise.
+
+    None for a method or a data set that is not installed.
+    """
+    try:
+        own = read_run(dict(run)).method
+        method = type(own)()
+        recipe = method.recipe(plan_for((SHAPES | PLANNED)[run["data"]["name"]]))
+    except (EquipoiseError, KeyError, TypeError):
+        return None
+    return own_settings({"method": to_plain(method), "recipe": to_plain(recipe)})
+
+
+def own_settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat settings of a run's method, but not its remedy, and of its recipe."""
+    flat = flatten({"method": run["method"], "recipe": run["recipe"]})
+    return {name: value for name, value in flat.items() if ".remedy." not in name and name != "method.name"}
+
+
+def changes_in_words(result: Result) -> Iterator[str]:
+    """What tells a run apart from one with default settings, besides its remedy."""
+    run = result["run"]
+    default = default_settings(run)
+    if default is None:
+        yield f"{run['recipe'].get('epochs')} epochs"
+    else:
+        own = own_settings(run)
+        yield from (change(name_in_words(k), v) for k, v in own.items() if v != default.get(k))
+    default_run, here = flatten(to_plain(Run())), flatten(run)
+    for name, form in PHRASES.items():
+        if here.get(name, default_run[name]) != default_run[name]:
+            yield form.format(value_in_words(here[name]))
+    machine = own_machine(result)
+    yield from (getattr(machine, name) for name in ("precision", "engine") if getattr(machine, name) != "auto")
+
+
+PHRASES = {
+    "protocol.order": "class order {}",
+    "data.validation": "measured on {} of the training images, set aside",
+    "protocol.select": "{} exemplars",
+    "data.brightness": "brightness {}",
+}
+"""how changes of the protocol and the data are written"""
+
+
+def change(name: str, value: Any) -> str:
+    """A setting that is not the default: `short last`, `8 epochs`, `no imprint`."""
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{value_in_words(value)} {name}"
+
+
+def own_machine(result: Result) -> Machine:
+    """Precision and engine of a run on a GPU, where they are not what they are by default."""
+    machine = result["machine"]
+    precision, engine = str(machine.get("precision", "auto")), machine.get("engine")
+    if machine.get("device") != "cuda" or (precision, engine) in (("bf16", "fused"), ("bf16", None)):
+        return Machine()
+    return Machine(precision=precision, engine=engine or "auto")  # type: ignore[arg-type]
+
+
+def computer(result: Result) -> str:
+    """What a result was computed on."""
+    machine = result["machine"]
+    return str(machine.get("gpu") or machine.get("cpu") or "unknown")
+
+
+def reused_in_words(reused: Mapping[str, Any] | None) -> str:
+    """What was not computed in this run; nothing if all of it was."""
+    if not reused:
+        return ""
+    steps = ", ".join(map(str, reused["steps"]))
+    return f"step(s) {steps} reused ({reused['seconds']:.1f} s when they were computed)"

@@ -1,0 +1,224 @@
+"""A run made definite for the data at hand: its steps, how long they take, and the keys under which they are shared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import methods
+from ..data.datasets import Dataset, load, split
+from ..data.images import Images
+from ..data.memory import Budget, ranks
+from ..data.protocol import class_order, step_sizes
+from ..data.randomness import generator
+from ..learner import Learner
+from ..method import Method
+from ..remedies import Standard
+from ..settings import digest, from_plain, to_plain
+from ..step import Plan, Shape, Step
+from .environment import code_of
+from .settings import Machine, Run
+
+
+class Training(NamedTuple):
+    """One stage of a step, as far as time goes."""
+
+    stage: str
+    epochs: int
+    images: int
+    """in an epoch"""
+
+
+Work = list[list[Training]]
+"""the stages of each step"""
+
+
+def resolve(run: Run, classes: int, shape: Shape) -> Run:
+    """The same run with everything named, for a data set of that many classes and images of that shape.
+
+    All of it is known without the data. Two runs that agree in it are the same, on whatever machine they are done.
+    """
+    p = run.protocol
+    base = p.base if p.base is not None else classes // 2
+    sizes = step_sizes(classes, base, 5 if p.steps is None else p.steps)
+    protocol = replace(p, base=base, steps=len(sizes) - 1, order=str(p.order), memory=str(Budget.parse(p.memory)))
+    data = replace(run.data, validation=float(run.data.validation), brightness=float(run.data.brightness))
+    recipe = run.recipe or run.method.recipe(Plan(0, sizes[:1], shape))
+    return replace(run, data=data, protocol=protocol, recipe=recipe, seed=int(run.seed))
+
+
+def sizes_of(run: Run, classes: int) -> tuple[int, ...]:
+    """How many classes each step of a resolved run brings."""
+    return step_sizes(classes, run.protocol.base or 0, run.protocol.steps or 0)
+
+
+def read_run(plain: Mapping[str, Any]) -> Run:
+    """The run that was recorded so."""
+    return from_plain(Run, plain, methods.KINDS)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run made definite: the data in learning order, the steps, and a learner with all settings resolved."""
+
+    run: Run
+    """resolved"""
+    data: Dataset
+    """as it was loaded"""
+    train: Images
+    """on the device; labels are positions in the learning order"""
+    test: Images
+    """likewise; of a run with validation, the images that were set aside"""
+    order: list[int]
+    """the data set's labels in learning order"""
+    sizes: tuple[int, ...]
+    """classes of each step"""
+    learner: Learner
+    """with nothing learned yet"""
+
+    def edges(self, t: int) -> tuple[int, int]:
+        """N_{t-1} and N_t."""
+        return sum(self.sizes[:t]), sum(self.sizes[: t + 1])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that determines the result, as it is recorded."""
+        data = self.data.fingerprint
+        return {"run": to_plain(self.run), "class_order": self.order, "data": data, "machine": self.machine}
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """Kind of device and precision, which a run is not taken up with others of."""
+        return {"device": self.learner.device_.type, "precision": "bf16" if self.learner.bf16_ else "fp32"}
+
+    def step_keys(self) -> list[str | None]:
+        """The key of the state after each step; None where the source of the method is not in a file."""
+        run, learner, method = self.run, self.learner, self.run.method
+        counts = torch.bincount(self.train.y)[: self.sizes[0]]
+        base = method_at_base(method) if bool((counts == counts[0]).all()) else method
+        codes = code_of(base), code_of(method)
+        if None in codes:
+            return [None] * len(self.sizes)
+        always = {
+            **self.machine,
+            "engine": learner.engine_,
+            "torch": torch.__version__.split("+")[0],
+            # The order in which a CPU adds depends on how many threads it adds with.
+            "threads": torch.get_num_threads() if learner.device_.type == "cpu" else None,
+            "data": [self.data.fingerprint, to_plain(run.data), self.data.mean, self.data.std],
+            "augment": to_plain(learner.augment),
+            "recipe": to_plain(run.recipe),
+            "seed": run.seed,
+        }
+        kept = {"memory": run.protocol.memory, "select": run.protocol.select}
+        brought = [self.order[slice(*self.edges(t))] for t in range(len(self.sizes))]
+        keys = [digest([always, codes[0], to_plain(base), brought[0]])]
+        for classes in brought[1:]:
+            keys.append(digest([keys[-1], codes[1], to_plain(method), kept, classes]))
+        return list(keys)
+
+    def resolved(self) -> dict[str, Any]:
+        """What follows from the settings: normalisation, augmentation, and the trainings of each step. A step that is
+        trained like the one before is left out."""
+        stages: list[dict[str, Any]] = []
+        for plan in self.plans():
+            now = [s if isinstance(s, str) else to_plain(s) for s in self.run.method.stages(plan)]
+            if not stages or stages[-1]["stages"] != now:
+                stages.append({"from": plan.t, "stages": now})
+        return {
+            "data": self.data.fingerprint,
+            "normalise": [list(self.data.mean), list(self.data.std)],
+            "augment": to_plain(self.learner.augment),
+            "stages": stages,
+        }
+
+    def plans(self) -> list[Plan]:
+        """What is known of each step without its pixels."""
+        return plan_steps(self.run, self.sizes, torch.bincount(self.train.y).tolist(), self.data.shape)
+
+    def work(self) -> Work:
+        """The images that each stage of each step trains on, for the time left."""
+        return [list_trainings(self.run.method, plan) for plan in self.plans()]
+
+
+def method_at_base(method: Method) -> Method:
+    """The method that stands for this one's base step, where all classes have equally many images.
+
+    What a class inherits from another method does not hold for its own code: it shares with its own kind alone.
+    """
+    source = next(kind for kind in type(method).__mro__ if "at_base" in vars(kind))
+    if source in (type(method), Method):
+        return method.at_base()
+    plain = method.with_remedy(Standard())
+    return plain if plain.at_base() == method.at_base() else method
+
+
+def plan_steps(run: Run, sizes: Sequence[int], counts: Sequence[int], shape: Shape) -> list[Plan]:
+    """What is known of each step of a resolved run without its pixels, where class k has counts[k] images."""
+    budget, plans = Budget.parse(run.protocol.memory), []
+    for t, now in enumerate(itertools.accumulate(sizes)):
+        old = now - sizes[t]
+        m = budget.share(old) if t else 0
+        at_hand = [min(m, c) for c in counts[:old]] + list(counts[old:now])
+        plans.append(Plan(t, tuple(sizes[: t + 1]), shape, tuple(at_hand), m, budget.share(now), run.recipe))
+    return plans
+
+
+def list_trainings(method: Method, plan: Plan) -> list[Training]:
+    """The stages of a step and how many images an epoch of each has, found out by drawing one from labels alone."""
+    y = torch.arange(plan.N).repeat_interleave(torch.tensor(plan.counts))
+    everything, place, new, h = torch.arange(len(y)), ranks(y), y >= plan.n_old, method.hold(plan)
+    data, memory, held = everything[new], everything[~new], everything[place < h]
+    nothing: Any = None
+    found = []
+    for stage in method.stages(plan):
+        if isinstance(stage, str):
+            memory = everything[place < plan.keep]
+            continue
+        where = {"all": everything[place >= h], "memory": memory, "held": held}[stage.images]
+        if stage.images == "memory" and len(where) < 2:
+            continue
+        n = torch.bincount(y[where], minlength=plan.N).float()
+        s = Step(
+            **vars(plan), n=n, lam=torch.ones(plan.N), images=Images(torch.empty(len(y), 0), y), data=data,
+            memory=memory, held=held, where=where, net=nothing, teacher=None, state={}, embed=nothing,
+        )  # fmt: skip
+        own = method if stage.remedy is None else method.with_remedy(stage.remedy)
+        epoch = own.epoch(s, generator(0, "length"), stage.recipe.batch)
+        found.append(Training(stage.name, stage.recipe.epochs, len(epoch)))
+    return found
+
+
+def total_images(work: Work) -> list[int]:
+    """How many images each step trains on, over all stages and epochs."""
+    return [sum(part.epochs * part.images for part in step) for step in work]
+
+
+def prepare(
+    run: Run, machine: Machine = Machine(), data: Path | None = None, loaded: Dataset | None = None
+) -> Prepared:
+    """Check everything that can be checked before anything is computed, and load the data unless it is `loaded`."""
+    budget = Budget.parse(run.protocol.memory)
+    made = {"select": run.protocol.select, "seed": run.seed, **vars(machine)}
+    Learner(run.method, budget, recipe=run.recipe, **made)  # a bad one is refused before data is looked for
+    loaded = loaded or load(run.data.name, data)
+    classes = len(loaded.classes)
+    order = class_order(run.protocol.order, classes)
+    run = resolve(run, classes, loaded.shape)
+    sizes = sizes_of(run, classes)
+    run.method.check(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
+    augment = replace(loaded.augment, brightness=run.data.brightness)
+    normalise = (loaded.mean, loaded.std)
+    learner = Learner(run.method, budget, recipe=run.recipe, augment=augment, normalise=normalise, **made)
+    # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
+    position = torch.empty(classes, dtype=torch.long)
+    position[torch.tensor(order)] = torch.arange(classes)
+    parts = split(loaded, run.data.validation, run.seed)
+    ids = [digest([loaded.fingerprint, to_plain(run.data), run.seed, k]) for k in range(2)]
+    train, test = (Images(part.x, position[part.y], id).to(learner.device_) for part, id in zip(parts, ids))
+    return Prepared(run, loaded, train, test, order, sizes, learner)

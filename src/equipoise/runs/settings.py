@@ -1,0 +1,94 @@
+"""A run: everything that determines a result; and apart from it, where and how it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..data.augment import Crop
+from ..errors import check
+from ..method import Method
+from ..methods.il_baseline import ILBaseline
+from ..step import Recipe
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images are learned, and which are measured on."""
+
+    name: str = field(default="cifar100", metadata={"flag": "dataset"})
+    """digits (embedded) or cifar100"""
+    validation: float = 0.0
+    """fraction of the training images of every class to set aside and measure on, instead of the test images"""
+    brightness: float = 0.0
+    """how much darker or brighter training images become at most, as a fraction; PODNet's own code has 63/255"""
+
+    def __post_init__(self) -> None:
+        check("validation", self.validation, least=0, below=1)
+        Crop(brightness=self.brightness)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the classes come, and what is kept of them."""
+
+    base: int | None = None
+    """classes of the base step; half of all if none are named"""
+    steps: int | None = None
+    """steps after the base step, of equally many classes; 5 if none are named"""
+    order: str = "1993"
+    """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
+    memory: str = "20"
+    """exemplars kept: 20 of every class, total:2000 in all, 0, or all"""
+    select: Literal["herding", "random"] = "herding"
+    """how exemplars are chosen"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that determines a result. The same object is the flags, the record and the cache key."""
+
+    method: Method = field(default_factory=ILBaseline)
+    """how to learn"""
+    data: Data = Data()
+    """what to learn"""
+    protocol: Protocol = Protocol()
+    """in which steps"""
+    recipe: Recipe | None = None
+    """how to optimise; None for the method's own recipe"""
+    seed: int = 0
+    """of weights, batches, augmentation and everything else that is random"""
+
+    def __post_init__(self) -> None:
+        check("seed", self.seed, least=0, whole=True)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run is computed, and how."""
+
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto is bf16 on a GPU that has it, else fp32"""
+    engine: Literal["auto", "fused", "compiled", "captured", "eager"] = "auto"
+    """how training steps are launched, which changes only their speed: auto is fused on a GPU, eager on a CPU"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is done, which does not change its result."""
+
+    data: Path | None = None
+    """folder with the data set's files, if it is not embedded"""
+    store: Path | None = None
+    """folder where steps are shared with other runs; None to share none"""
+    checkpoint: float = 30.0
+    """seconds between checkpoints; 0 for one at every epoch"""
+    evaluate_every: int = 0
+    """epochs between looks at the test (or validation) images on the way, for metrics.jsonl; 0 for none"""
+
+    def __post_init__(self) -> None:
+        check("checkpoint", self.checkpoint, least=0)
+        check("evaluate-every", self.evaluate_every, least=0, whole=True)

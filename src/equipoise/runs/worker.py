@@ -1,0 +1,183 @@
+"""One worker process: how it is started, what it does, and what to make of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from ..errors import BusyError, first_line, sentence
+from ..files import LOCK
+from .folder import ERROR, LOG, WARNINGS, claim_run_folder
+from .mps import PRIORITY, YIELDING
+from .progress import Both, PlainWatch, Watch
+from .queue import Job, Work, conclude
+from .queue_progress import last_epoch
+from .tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from .workers import Local
+
+TRIES = 3
+"""how often a run is begun or taken up again, without getting any further than before, until it counts as failed"""
+PAUSE = 3.0
+"""a quarter of the seconds until a run is taken up again, four times as many after each try in vain: a GPU may be
+back by then"""
+NOWHERE = (-1, -1.0)
+"""where a run is that has not ended an epoch"""
+
+FINAL = 2
+"""exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
+
+BUSY = 3
+"""exit code of a worker that found another process at work in the run's folder: no try, and no failure"""
+
+log = logging.getLogger("equipoise")
+
+
+def gpu_for(slot: int) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is to be for the worker in a slot, equally many for each GPU; None to leave it.
+
+    Of those that the user lists, torch counts the ones before the first that is not there.
+    """
+    count = torch.cuda.device_count()
+    if count < 2:
+        return None
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = [str(i) for i in range(count)] if listed is None else [name.strip() for name in listed.split(",")]
+    return ids[slot % count]
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is at work in a folder (`folder.locked`)."""
+    try:
+        with (folder / LOCK).open("r+") as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file; or whatever it is, the worker will say it
+        return False
+    return False
+
+
+def start_process(run: Work, job: Job, on: Local, slot: int, here: str, yields: bool) -> SpawnProcess:
+    """A process that does the job, or goes on with it, on the kind of device that is `here` where it is left open.
+
+    One that `yields` lets others on its GPU go first.
+    """
+    job.tries += 1
+    claim_run_folder(job.folder)
+    (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
+    if not is_locked(job.folder):
+        for name in (ERROR, WARNINGS):
+            (job.folder / name).unlink(missing_ok=True)
+    if job.reached is None:
+        job.reached = furthest_epoch(job.folder)
+    gpu = gpu_for(slot) if job.machine.device in ("auto", "cuda") else None  # cuda:1 is a number among all
+    said = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    if yields and PRIORITY not in os.environ:
+        said[PRIORITY] = YIELDING
+    if job.machine.device == "auto":
+        job = replace(job, machine=replace(job.machine, device=here))
+    args = (run, job, on, os.getpid(), said)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def conclude_try(job: Job, code: int | None) -> bool:
+    """Note how a job's process ended; whether that is the end of the job, or it is to be tried again."""
+    if code == 0:
+        conclude(job)
+        return True
+    if code == BUSY:
+        job.tries -= 1
+        return False
+    file = job.folder / ERROR
+    reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
+    with contextlib.suppress(OSError):
+        reason = file.read_text(errors="replace").strip() or reason
+    if code != FINAL:
+        now = furthest_epoch(job.folder)
+        if now > (job.reached or NOWHERE):  # whatever ended it, the try was not in vain
+            job.reached, job.tries = now, 0
+        if job.tries < TRIES:
+            log.warning("%s: %s; trying again", job.folder, reason)
+            job.not_before = time.monotonic() + PAUSE * 4**job.tries
+            return False
+    job.failure = reason
+    return True
+
+
+def furthest_epoch(folder: Path) -> tuple[int, float]:
+    """The step that the run of a folder has come to, and how much of it is done."""
+    epoch = last_epoch(folder)
+    return NOWHERE if epoch is None else (epoch["step"], epoch["done"])
+
+
+def work(run: Work, job: Job, on: Local, parent: int, told: Mapping[str, str]) -> None:
+    """What a worker process does. Its words go to LOG in the run's folder, the reason of a failure to ERROR."""
+    os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
+    os.environ.update(told)  # CUDA looks at it when it is first used, which is later
+    threading.Thread(target=die_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(on.threads)
+    folder = job.folder
+    sys.stdout = sys.stderr = words = (folder / LOG).open("a", buffering=1)
+    for handler in (logging.StreamHandler(words), logging.FileHandler(folder / WARNINGS, delay=True)):
+        handler.setLevel(logging.WARNING)
+        log.addHandler(handler)
+
+    def give_up(error: BaseException, code: int) -> NoReturn:
+        said = sentence(error, "--batch or --workers") or first_line(error) or repr(error)
+        (folder / ERROR).write_text(said + "\n")
+        traceback.print_exc(file=words)
+        sys.exit(code)
+
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see ctrl_c_kept_back
+        watch: Watch = PlainWatch(words)
+        if on.tensorboard:
+            watch = Both(watch, TensorBoard(folder))
+        try:
+            run(job.run, folder, job.machine, on.options, watch)
+        finally:
+            watch.close()  # what it has not written yet would go with the process
+    except BusyError as error:  # what is in the folder is another's: nothing is written but this
+        print(error)
+        sys.exit(BUSY)
+    except (OSError, RuntimeError, KeyboardInterrupt) as error:  # a full disk, a lost GPU: worth another try
+        give_up(error, 1)
+    except Exception as error:
+        device = torch.device(job.machine.device)
+        lost = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()  # it may be back later
+        give_up(error, 1 if lost else FINAL)
+
+
+def repeat_warnings(folder: Path, warned: set[str]) -> None:
+    """What a worker warned of, once for all runs of a queue: nobody looks into the logs of runs that end well."""
+    with contextlib.suppress(OSError):
+        for words in (folder / WARNINGS).read_text(errors="replace").splitlines():
+            if words not in warned:
+                warned.add(words)
+                log.warning("%s: %s", folder, words)
+
+
+def die_with(parent: int) -> None:
+    """End this process when its parent is gone, so that a killed queue leaves nobody at work in its folders."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
