@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise import Balanced, Learner, Meta, Method, Recipe, RunError, Step, UsageError
+from equipoise import Balanced, BalancedFinetuning, Learner, Meta, Method, Recipe, RunError, Step, UsageError
 from equipoise.data.datasets import load
 from equipoise.data.images import Images
 from equipoise.method import Around
 from equipoise.methods.bic import BiC
 from equipoise.methods.il_baseline import ILBaseline
 from equipoise.methods.ss_il import SSIL
+from equipoise.nets.heads import LinearHead
 from equipoise.runs.folder import find_result
 from equipoise.runs.plan import prepare
 from equipoise.runs.run import run
@@ -124,3 +125,38 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
     assert find_result(tmp_path / "run", settings) is not None
     with pytest.raises(RunError, match="fingerprint of the data"):
         find_result(tmp_path / "run", {**settings, "data": "another"})
+
+
+def test_a_name_that_is_taken_is_refused_wherever_it_comes_from() -> None:
+    with pytest.raises(UsageError, match="is called 'bic' like a method that there is"):
+        type("BiC", (Method,), {"__module__": "elsewhere"})
+
+
+class NamedRows(LinearHead):
+    """A linear head whose rows have another name."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.prototypes = torch.nn.Parameter(torch.zeros(()))
+        del self.weight, self.bias
+
+    def widen(self, new: int, gen: torch.Generator) -> None:
+        pass
+
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return h[:, :4] + self.prototypes, {}
+
+
+@dataclass(frozen=True)
+class Named(ILBaseline):
+    name: ClassVar[str] = "named"
+
+    def head(self, width: int) -> NamedRows:
+        return NamedRows(width)
+
+
+def test_a_stage_without_weights_is_refused_before_its_step_is_trained() -> None:
+    made, seen = learner(Named(BalancedFinetuning())).learn(digits(), range(2)), []
+    with pytest.raises(UsageError, match=r"stage refit trains head\.weight, .*, and there are no such weights"):
+        made.learn(digits(), range(2, 4), seen.append)
+    assert not seen

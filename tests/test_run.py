@@ -206,6 +206,7 @@ def test_the_result_has_the_documented_fields(done: Done) -> None:
         "seed": 0,
     }
     assert json.loads((folder / "run.json").read_text()) == {
+        "data": result["resolved"]["data"],
         **{name: result[name] for name in ("run", "class_order")},
         "machine": {"device": "cpu", "precision": "fp32"},
     }

@@ -74,10 +74,11 @@ class Method:
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
         own, inside = cls.__module__.split(".")[0], __name__.split(".")[0]
-        for kind in cls.__mro__[1:]:
+        built_in = (kind for kind in Method.__subclasses__() if kind.__module__.split(".")[0] == inside)
+        for kind in (*cls.__mro__[1:], *built_in):
             if own != inside and issubclass(kind, Method) and kind.name and kind.name == cls.name:
                 raise UsageError(
-                    f"{cls.__qualname__} is called {cls.name!r} like the method it derives from: "
+                    f"{cls.__qualname__} is called {cls.name!r} like a method that there is: "
                     "give it a name of its own, such as name = 'mine'"
                 )
         cls.title = cls.__dict__.get("title") or cls.__name__

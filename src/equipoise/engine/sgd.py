@@ -36,10 +36,17 @@ def select(s: Step, stage: Stage) -> list[Trained]:
         w.requires_grad_(of is not None)
         if of is not None:
             groups[of].weights[name] = w
-    for group, given in zip(groups, stage.groups):
-        if not group.weights:
-            raise UsageError(f"stage {stage.name} trains {', '.join(given.names)}, and there are no such weights")
+    check_groups(stage, named)
     return groups
+
+
+def check_groups(stage: Stage, names: Iterable[str], state: bool = True) -> None:
+    """Refuse patterns that name no weight; without `state`, those of a step's state are not looked at yet."""
+    names = list(names)
+    for group in stage.groups:
+        patterns = [p for p in group.names if state or not p.startswith("state.")]
+        if patterns and not any(fnmatchcase(name, p) for name in names for p in patterns):
+            raise UsageError(f"stage {stage.name} trains {', '.join(group.names)}, and there are no such weights")
 
 
 def sgd_(groups: Iterable[Trained], grads: Weights, momentum: Weights, recipe: Recipe) -> None:

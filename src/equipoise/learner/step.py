@@ -16,6 +16,7 @@ from ..data.images import Images, channel_statistics, join
 from ..data.memory import Budget
 from ..data.randomness import generator
 from ..engine.predict import View, features
+from ..engine.sgd import check_groups
 from ..engine.train import Position
 from ..errors import UsageError
 from ..method import Method
@@ -54,6 +55,9 @@ class Before:
         """The net with rows for the new classes, and nothing trained yet."""
         old, plan = self.state, self.plan
         net = self.grow(len(new), channel_statistics(self.images.x[self.data]) if statistics is None else statistics)
+        for stage in self.stages:
+            if isinstance(stage, Stage):
+                check_groups(stage, dict(net.named_parameters()), state=False)
         noted = {name: value.clone() for name, value in old.extra.items()}
         state = State(
             net, old.classes + new, plan.sizes, plan.shape, old.exemplars, old.kept, old.keeper, noted, list(old.alphas)

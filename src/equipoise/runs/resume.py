@@ -242,7 +242,7 @@ class Attempt:
         machine = {**plan.machine, **hardware(self.learner.device_)}
         return {
             "format": 1,
-            **plan.settings,
+            **{name: value for name, value in plan.settings.items() if name != "data"},  # it is in `resolved`
             "machine": {**machine, "engine": self.learner.engine_used_ if self.trained else None},
             "versions": versions(),
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
