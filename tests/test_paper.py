@@ -348,14 +348,14 @@ def test_rows_are_meant_by_their_names_or_parts_of_them(said: str, meant: set[st
 def test_a_speed_is_measured_with_as_few_images_as_it_allows(remedy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(estimate.SHAPES, "few", (3, 20, 20))  # not tiny: trained by ResNet-32
     monkeypatch.setitem(estimate.COUNTS, "few", [30] * 10)
-    found = estimate.measured(ILBaseline(remedy), "few", "cpu")
+    found = estimate.measure_speed(ILBaseline(remedy), "few", "cpu")
     assert found.base > 0 and found.later > 0 and found.mib > 0
 
 
 @pytest.mark.usefixtures("here")
 def test_the_speed_of_every_run_of_the_tables_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joint training too, which takes no memory but all."""
-    monkeypatch.setattr(estimate, "measure_in_process", estimate.measured)
+    monkeypatch.setattr(estimate, "measure_in_process", estimate.measure_speed)
     runs = wanted([paper.rehearsed(table) for table in paper.tables()], 1)
     said: list[str] = []
     assert estimate.estimate(runs, "cpu", said.append).seconds > 0
@@ -368,7 +368,7 @@ def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPat
         assert not slow or method.remedy.every == 1
         return estimate.Speed(1000.0, 50.0 if slow else 100.0, 700.0 if slow else 500.0)
 
-    monkeypatch.setattr(estimate, "known", known)
+    monkeypatch.setattr(estimate, "find_speed", known)
     balanced = Run(
         ILBaseline(Balanced()), Data("digits"), Protocol(steps=5, memory="20")
     )  # 20 epochs: 700 images, then 240 to 320
@@ -490,7 +490,7 @@ def test_methods_are_set_as_the_originals_set_them(id: str, row: str, column: st
 def test_the_overview_names_every_table(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "known", lambda *words: estimate.Speed(1e4, 1e4, 1.0))
+    monkeypatch.setattr(estimate, "find_speed", lambda *words: estimate.Speed(1e4, 1e4, 1.0))
     assert command(["paper", "--dataset", "digits"]) == 0
     out = capfd.readouterr().out
     assert all((table.id in out) == bool(paper.rehearsed(table).rows) for table in paper.tables())
@@ -500,7 +500,7 @@ def test_the_overview_names_every_table(
 def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "known", lambda *words: estimate.Speed(1e6, 1e6, 1.0))
+    monkeypatch.setattr(estimate, "find_speed", lambda *words: estimate.Speed(1e6, 1e6, 1.0))
     assert command(["paper", "--results", str(ROOT / "results")]) == 0
     out = capfd.readouterr().out
     runs = wanted([paper.table("table1")], 1)
@@ -565,7 +565,7 @@ def test_what_is_recorded_is_printed_with_all_its_seeds(here: Path, capfd: pytes
 
 def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Nothing is measured for it, and what this version cannot load has its published numbers."""
-    monkeypatch.setattr(estimate, "measured", None)
+    monkeypatch.setattr(estimate, "measure_speed", None)
     assert command(["paper", "--no-run"]) == 0
     said = capfd.readouterr()
     assert "table1" in said.out and said.err == "results is not there: nothing is recorded yet\n"

@@ -109,13 +109,13 @@ def save(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None
 
 def check_saved(folder: Path) -> str | None:
     """The tensor file of the learner that a folder holds, None if it holds none; refused if its JSON is not ours."""
-    name = named_tensors(folder)
+    name = read_tensors_name(folder)
     if name is None and os.path.lexists(folder / INFO):
         raise UsageError(f"{folder} holds {INFO}, which is no saved learner of equipoise: save into another folder")
     return name
 
 
-def named_tensors(folder: Path) -> str | None:
+def read_tensors_name(folder: Path) -> str | None:
     """The tensor file that the JSON file of a folder names; None if there is none, or it is not ours."""
     try:
         info = read_json(folder / INFO)
@@ -136,7 +136,7 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what saves that were cut off have left in a folder of ours: partial files, and tensors without JSON."""
     whole = filter(None, map(whole_name, folder.glob(f".*{PARTIAL}")))
     remove_partials(folder, {name for name in whole if name == INFO or TENSORS_NAME.fullmatch(name)})
-    named = named_tensors(folder)
+    named = read_tensors_name(folder)
     if named is None and os.path.lexists(folder / INFO):
         return  # it is damaged, and may be repaired
     for path in folder.glob("learner-*.safetensors"):
@@ -146,7 +146,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Delete the learner that was saved in a folder of ours, and the folder if nothing else is in it."""
-    if (name := named_tensors(folder)) is not None:
+    if (name := read_tensors_name(folder)) is not None:
         (folder / INFO).unlink()
         (folder / name).unlink(missing_ok=True)
     remove_leftovers(folder)

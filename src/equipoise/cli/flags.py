@@ -92,7 +92,7 @@ def parse_request(argv: Sequence[str], verb: str, kind: type[R]) -> R:
     check_names(found, method)
     words = argv[1:]
     refuse_foreign(words, found, start.run.method)
-    values = parse(made_of(found, start), f"{verb} {method.name}", words)
+    values = parse(build_dataclass(found, start), f"{verb} {method.name}", words)
     given = {flag.name: getattr(getattr(values, title_of(flag.group) or "", values), flag.name) for flag in found}
     refuse_milestones(words, given["schedule"])
     request: R = with_values(start, given)
@@ -164,7 +164,7 @@ def flagged(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
             yield f.name, f"{prefix}{flag}".replace("-", "_"), one
 
 
-def made_of(found: Sequence[Flag], start: Request) -> type[Any]:
+def build_dataclass(found: Sequence[Flag], start: Request) -> type[Any]:
     """A dataclass with these flags, for tyro: one within for each group."""
     groups: dict[type, list[Any]] = {}
     for flag in found:

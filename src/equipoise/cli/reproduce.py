@@ -15,7 +15,7 @@ from rich.table import Table as Rich
 from .. import paper
 from ..errors import RunError, UsageError, unknown
 from ..paper import Table
-from ..paper.match import NONE, Records, fill, lacking, missing, recorded, wanted
+from ..paper.match import NONE, Records, fill, find_missing_data, missing, recorded, wanted
 from ..report import costs
 from ..report import tables as written
 from ..report.terminal import for_output
@@ -78,7 +78,7 @@ def match_rows(words: str, known: Sequence[str]) -> set[str]:
 def missing_data(tables: Sequence[Table]) -> list[str]:
     """Data sets that these tables need and that cannot be loaded."""
     runs = [cell.run for table in tables for row in table.rows for cell in row.cells if cell.run is not None]
-    return sorted({name for run in runs if (name := lacking(run)) is not None})
+    return sorted({name for run in runs if (name := find_missing_data(run)) is not None})
 
 
 def read_results(folder: Path) -> Records:
@@ -99,7 +99,7 @@ def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: st
         if left and device is not None:
             took = duration(estimate.estimate(left, device, tell, shared=not table.alone).seconds)
         counts = (len(runs), len(runs) - len(left), len(left))
-        others = {cell.run for row in table.rows for cell in row.cells if cell.run and lacking(cell.run)}
+        others = {cell.run for row in table.rows for cell in row.cells if cell.run and find_missing_data(cell.run)}
         needs = f"{len(others) * seeds} runs need {' and '.join(missing_data([table]))}" if others else ""
         made.add_row(table.id, table.caption, *map(str, counts), took, needs)
     console.print(made)

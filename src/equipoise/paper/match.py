@@ -48,7 +48,7 @@ def key(run: Run) -> str:
     return digest(to_plain(replace(resolved, seed=0)))
 
 
-def lacking(run: Run) -> str | None:
+def find_missing_data(run: Run) -> str | None:
     """The data set that a run needs and that cannot be loaded; the subset is taken from the whole of ImageNet."""
     return None if run.data.name in SHAPES else run.data.name.removesuffix("-subset")
 
@@ -105,7 +105,7 @@ class Filled:
     @property
     def needs(self) -> str | None:
         """The data set that it takes and that this version cannot load."""
-        return None if self.cell.run is None else lacking(self.cell.run)
+        return None if self.cell.run is None else find_missing_data(self.cell.run)
 
     @property
     def state(self) -> str:
@@ -161,7 +161,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
     """
 
     def find(run: Run) -> tuple[Found, ...]:
-        by_seed = fitting(run, records, table.alone)
+        by_seed = find_records(run, records, table.alone)
         return tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds)
 
     def one(cell: Cell, row: Row) -> Filled:
@@ -188,7 +188,7 @@ def join_batches(run: Run) -> Run | None:
     return replace(run, recipe=replace(run.recipe, last="joined"))
 
 
-def fitting(run: Run, records: Records, alone: bool) -> dict[int, Found]:
+def find_records(run: Run, records: Records, alone: bool) -> dict[int, Found]:
     """The records of a run by seed; where runs are timed, those that reused nothing."""
     found = records.by_run.get(key(run), {})
     return {seed: one for seed, one in found.items() if not (alone and one.result.get("reused"))}
@@ -208,4 +208,4 @@ def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
 
 def missing(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:
     """Those of which there is no record; where they are timed, none that reused nothing."""
-    return [run for run in runs if run.seed not in fitting(run, records, alone)]
+    return [run for run in runs if run.seed not in find_records(run, records, alone)]

@@ -25,7 +25,7 @@ def page(data: Plain) -> str:
     parts = {
         "title": join(data.get("title") or "Report"),
         "subtitle": join(data.get("subtitle") or ""),
-        "made": made_of(data["made"]) if data.get("made") else "",
+        "made": show_versions(data["made"]) if data.get("made") else "",
         "links": join(links),
         "main": join([h("section", h("h2", title), body, id=id) for id, title, body in sections]),
         "css": asset("page.css"),
@@ -57,7 +57,7 @@ def address(id: str) -> str:
     return f"#{quote(id, safe='')}"
 
 
-def made_of(made: Plain) -> Html:
+def show_versions(made: Plain) -> Html:
     """What the numbers were made with."""
     parts = [f"Equipoise {made['equipoise']}", counted(made["runs"], "run"), ", ".join(made.get("hardware") or [])]
     parts += [f"torch {', '.join(made['torch'])}"] if made.get("torch") else []

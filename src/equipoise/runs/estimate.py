@@ -40,7 +40,7 @@ class Speed(NamedTuple):
     """memory at its peak: of the GPU, or else of the process"""
 
 
-def measured(method: Method, dataset: str, device: str) -> Speed:
+def measure_speed(method: Method, dataset: str, device: str) -> Speed:
     """Two steps of the product's own loop on images of noise, two epochs each; the second of each counts."""
     learner = Learner(method, "all" if method.fresh else 20, device=device)
     cuda = learner.device_.type == "cuda"
@@ -72,9 +72,9 @@ def measured(method: Method, dataset: str, device: str) -> Speed:
 
 
 def measure_in_process(method: Method, dataset: str, device: str) -> Speed:
-    """`measured` in a process of its own, whose memory is that of this method alone, and is given back."""
+    """`measure_speed` in a process of its own, whose memory is that of this method alone, and is given back."""
     with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (torch.get_num_threads(),)) as pool:
-        return pool.apply(measured, (method, dataset, device))
+        return pool.apply(measure_speed, (method, dataset, device))
 
 
 def speed_of(run: Run, device: str, say: Callable[[str], None]) -> Speed:
@@ -84,18 +84,18 @@ def speed_of(run: Run, device: str, say: Callable[[str], None]) -> Speed:
     later = Plan(1, (2, 1), shape, (2, 2, 2), 20, 20)
     if not any(isinstance(stage, Stage) for stage in method.stages(later)):
         method = method.at_base()
-    plain = known(method.with_remedy(Standard()), run.data.name, device, say)
+    plain = find_speed(method.with_remedy(Standard()), run.data.name, device, say)
     adapt = method.remedy.adapt()
     if adapt is None:
         return plain
     # What an update costs is measured with one in every batch: a few batches then suffice.
     remedy: Any = method.remedy
-    always = known(method.with_remedy(replace(remedy, every=1)), run.data.name, device, say)
+    always = find_speed(method.with_remedy(replace(remedy, every=1)), run.data.name, device, say)
     seconds = 1 / plain.later + (1 / always.later - 1 / plain.later) / adapt.every
     return Speed(plain.base, 1 / seconds, always.mib)
 
 
-def known(method: Method, dataset: str, device: str, say: Callable[[str], None]) -> Speed:
+def find_speed(method: Method, dataset: str, device: str, say: Callable[[str], None]) -> Speed:
     """The speed of a method on a data set's images on a device: remembered, or else measured now."""
     machine = {k: v for k, v in hardware(resolve_device(device)).items() if k != "peak_memory_mib"}
     key = digest([to_plain(method), dataset, machine, versions()])

@@ -17,7 +17,7 @@ from ...nets import Net
 from ..cuda_graph import Aside
 from . import triton as K
 from .launch import launch
-from .tiles import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, at_a_time, cdiv, fitting, paired
+from .tiles import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, at_a_time, cdiv, fit_patch, paired
 
 MOMENTUM = 0.1
 """of batch norms, as torch has it"""
@@ -166,7 +166,7 @@ class Function(torch.autograd.Function):
             s, bs = k if short is None else short.index, b if below_short is None else below_short.index
             g = torch.empty_like(x)
             tile, warps, ahead, asked = INPUT[inside]
-            tall, wide = fitting(asked, layer) if stride == 1 else (stride, stride)
+            tall, wide = fit_patch(asked, layer) if stride == 1 else (stride, stride)
             launch(
                 K.input_gradient, (cdiv(len(g), tile), 1),
                 dy, weights[k], dy if dys is None else dys, weights[s], dy if same is None else same,

@@ -136,7 +136,7 @@ def at_a_time(channels: int, window: int) -> int:
     return channels if window == 1 or channels > 16 else 4 * channels
 
 
-def fitting(asked: Patch, layer: Layer) -> Patch:
+def fit_patch(asked: Patch, layer: Layer) -> Patch:
     """The patch that is computed at a time: what is asked for, where channels stay as many and there is no stride."""
     inside, outside, window, stride = layer.shape
     return asked if inside == outside and window == 3 and stride == 1 else (1, 1)
@@ -144,7 +144,7 @@ def fitting(asked: Patch, layer: Layer) -> Patch:
 
 def paired(layer: Layer) -> int:
     """How many pixels give a gradient of weights at a time."""
-    return fitting((1, WEIGHT[layer.shape[0]][3]), layer)[1]
+    return fit_patch((1, WEIGHT[layer.shape[0]][3]), layer)[1]
 
 
 class Pass:
@@ -202,7 +202,7 @@ class Pass:
         pixels = self.pixels(layer)
         y = torch.empty(pixels, outside, dtype=x.dtype, device=x.device)
         tile, warps, ahead, asked = CONV[outside]
-        tall, wide = fitting(asked, layer)
+        tall, wide = fit_patch(asked, layer)
         launch(
             K.conv, (cdiv(pixels, tile), 1),
             x, w, y, y if sums is None else sums, y if bias is None else bias, y if residual is None else residual,
