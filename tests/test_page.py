@@ -680,6 +680,7 @@ def test_parts_may_be_missing_and_nothing_complains(opened, data):
     driver = opened(data)
     driver.execute_script("for (const each of document.querySelectorAll('summary, button.cell')) each.click()")
     until(driver, lambda: len(all_of(driver, "details[open]")) == len(all_of(driver, "details")))
+    assert len(all_of(driver, "details[open]")) == len(data.get("runs", []))
 
 
 def test_the_same_records_make_the_same_page():
