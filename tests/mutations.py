@@ -209,7 +209,10 @@ def is_caught(mutation: Mutation, copy: Path) -> bool:
         tests = [f"tests/test_{name}.py" for name in mutation.tests.split()]
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
         path_first = {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(words, cwd=copy, env=os.environ | path_first, capture_output=True).returncode == 1
+        code = subprocess.run(words, cwd=copy, env=os.environ | path_first, capture_output=True).returncode
+        if code > 1:
+            raise SystemExit(f"{mutation.what}: the tests could not be run (pytest ended with {code})")
+        return code == 1
     finally:
         path.write_text(text)
 
@@ -220,7 +223,11 @@ def main() -> int:
     caught = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "demo"))
+        for name in ("src", "tests", "results", "docs", "benchmarks"):
+            shutil.copytree(ROOT / name, copy / name)
+        for path in ROOT.glob("*.*"):
+            if path.is_file():
+                shutil.copy(path, copy)
         for mutation in chosen:
             began = time.perf_counter()
             found = is_caught(mutation, copy)
