@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types install clean
+.PHONY: demo test lint types wheel install clean
 
 demo: install
 	$(BIN)/equipoise demo --out demo
@@ -17,6 +17,14 @@ lint: install
 
 types: install
 	$(BIN)/mypy
+
+# What `pip install equipoise` gives somebody who has no clone: a wheel in an environment of its own, and the demo from it.
+wheel: install
+	rm -rf dist build
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv dist/venv
+	dist/venv/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	cd dist && venv/bin/equipoise demo --seeds 1 --out demo
 
 # The stamp makes a second call free; it is made anew when what is installed changes.
 install: $(VENV)/.installed
