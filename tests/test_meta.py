@@ -133,9 +133,12 @@ def train_loss(z: Tensor, z_old: Tensor, y: Tensor, n: Tensor, alpha: Tensor) ->
     return RHO * Ld + (1 - RHO) * Lc
 
 
-def star(net: Net, p: Problem, alpha: Tensor, momentum: float = 0.9, decay: float | None = None) -> Weights:
+def star(
+    net: Net, p: Problem, alpha: Tensor, momentum: float = 0.9, decay: float | None = None, clamp: float = math.inf
+) -> Weights:
     """θ*, as a function of α that can be differentiated."""
     g = grad(lambda w: train_loss(forward(net, w, p.x), p.ref.z, p.y, p.s.n, alpha))(p.weights)
+    g = {k: one.clamp(-clamp, clamp) for k, one in g.items()}
     ahead = {}
     for k, w in p.weights.items():
         lr, own = sgd_of(p, k)
@@ -239,14 +242,14 @@ class Balance:
         return self.p.x_bar, self.p.y_bar
 
 
-def update(p: Problem, alpha_lr: float) -> None:
+def update(p: Problem, alpha_lr: float, recipe: Recipe = RECIPE) -> None:
     """An update of α, which leaves the gradients that it is given as they are."""
     weights, b = dict(p.s.net.named_parameters()), Batch(p.y, p.s.net(p.x), p.ref)
     objective, adapt = p.method.objective, Meta(alpha_lr=alpha_lr).adapt()
     assert adapt is not None
     grads = gradient(objective(p.s, b), weights, again=True)
     kept, held = {k: g.clone() for k, g in grads.items()}, Balance(p)
-    ahead = meta.Ahead(trained(p), p.momentum, RECIPE, held, False, None)  # type: ignore[arg-type]
+    ahead = meta.Ahead(trained(p), p.momentum, recipe, held, False, None)  # type: ignore[arg-type]
     meta.update(adapt, p.method, objective, p.s, b, grads, ahead)
     assert all(torch.equal(grads[k], kept[k]) for k in grads)
 
@@ -261,6 +264,16 @@ def test_an_update_follows_the_gradient_and_lambda_follows_alpha(problem: Proble
     assert alpha.item() == pytest.approx(expected.item(), rel=1e-12) and alpha != before
     n = p.s.n.tolist()
     assert lam.tolist() == pytest.approx([alpha.item() * k for k in n[:OLD]] + n[OLD:], rel=1e-14)
+
+
+def test_what_is_clamped_does_not_follow_alpha(problem: Problem) -> None:
+    p, clamp = problem, 0.01
+    before = p.s.state["alpha"].clone()
+    slope = grad(lambda a: validation_loss(p, a, clamp=clamp))(before)
+    unclamped = grad(lambda a: validation_loss(p, a))(before)
+    assert abs(slope - unclamped) > 0.1 * abs(unclamped), "the clamp reaches many numbers"
+    update(p, 3.0, replace(RECIPE, clamp=clamp))
+    assert p.s.state["alpha"].item() == pytest.approx((before - 3.0 * slope).item(), rel=1e-12)
 
 
 def test_an_update_leaves_the_net_and_the_momentum_as_they_are(problem: Problem) -> None:
