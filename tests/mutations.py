@@ -141,14 +141,14 @@ MUTATIONS = (
         "learner/step.py",
         "everything, held = everything[trained],",
         "everything, held = everything,",
-        "meta comparisons",
+        "learner",
     ),
     Mutation(
         "a total memory never shrinks",
         "learner/step.py",
         "memory.keep(self.memory, self.images.y[self.memory], m)",
         "self.memory",
-        "memory learner",
+        "contract",
     ),
     # Saving
     Mutation(
