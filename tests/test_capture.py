@@ -30,7 +30,7 @@ from equipoise.engine.stand_ins import explain_unfit, has_kernels
 from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net
 from equipoise.nets import Batch, Net
-from equipoise.nets.backbones import LinearTrunk, ResNet32, SmallNet
+from equipoise.nets.backbones import PODNetResNet32, ResNet32, SmallNet
 from equipoise.nets.heads import LinearHead
 from equipoise.step import More
 
@@ -187,7 +187,7 @@ def unfit_of(
 
 
 def test_why_there_are_no_kernels() -> None:
-    assert unfit_of(ResNet32()) is None and unfit_of(LinearTrunk()) is None
+    assert unfit_of(ResNet32()) is None and unfit_of(PODNetResNet32()) is None
     assert "precision is fp32" in str(unfit_of(ResNet32(), bf16=False))
     assert "for this SmallNet" in str(unfit_of(SmallNet(3)))
     assert "30 x 32 pixels" in str(unfit_of(ResNet32(), shape=(30, 32)))
@@ -304,7 +304,7 @@ def test_our_kernels_stand_in_only_for_what_they_compute() -> None:
     class Mine(ResNet32):
         pass
 
-    assert has_kernels(ResNet32()) and has_kernels(LinearTrunk()) and not has_kernels(SmallNet())
+    assert has_kernels(ResNet32()) and has_kernels(PODNetResNet32()) and not has_kernels(SmallNet())
     assert not has_kernels(Mine()), "its forward may be another"
     other, hooked = ResNet32(), ResNet32()
     other.bn.eps = 1e-3

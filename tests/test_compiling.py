@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.engine.kernels import launch
 from equipoise.nets import Net
-from equipoise.nets.backbones import Backbone, LinearTrunk, ResNet32
+from equipoise.nets.backbones import Backbone, PODNetResNet32, ResNet32
 from equipoise.nets.heads import LinearHead
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for GPUs")
@@ -66,7 +66,7 @@ class Made(NamedTuple):
 
 def made() -> list[Made]:
     """One of each kernel and sizes, with the most flags: what they add to it, they add to all of that kind."""
-    launches = [one for backbone in (ResNet32(), LinearTrunk()) for one in wanted(backbone)]
+    launches = [one for backbone in (ResNet32(), PODNetResNet32()) for one in wanted(backbone)]
     chosen: dict[Any, tuple[Any, ...]] = {}
     for kernel, _, args, flags in sorted(launches, key=lambda one: sum(v is True for v in one[3].values())):
         numbers = (v for v in (*args, *flags.values()) if isinstance(v, int) and not isinstance(v, bool))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from equipoise.engine import meta
 from equipoise.engine.kernels.launch import launch
 from equipoise.nets import Net
-from equipoise.nets.backbones import Backbone, LinearTrunk, ResNet32
+from equipoise.nets.backbones import Backbone, PODNetResNet32, ResNet32
 from equipoise.nets.heads import LinearHead
 
 if torch.cuda.is_available():
@@ -270,7 +270,7 @@ def net_of(
     `trunk` is PODNet's: shortcuts without weights, and no ReLU between blocks.
     """
     gen = torch.Generator().manual_seed(1)
-    backbone: Backbone = LinearTrunk(channels) if trunk else ResNet32(channels, last_relu)
+    backbone: Backbone = PODNetResNet32(channels) if trunk else ResNet32(channels, last_relu)
     if short:
         ends = ({0: stage[0], len(stage) - 1: stage[-1]}.values() for stage in backbone.stages)  # type: ignore
         backbone.stages = nn.ModuleList(nn.Sequential(*blocks) for blocks in ends)
@@ -333,7 +333,7 @@ def test_training_computes_what_the_net_does(twins: Twins) -> None:
 
 
 def test_training_moves_running_statistics_as_the_net_does(twins: Twins) -> None:
-    was = net_of(twins.net.mean.shape[1], trunk=isinstance(twins.net.backbone, LinearTrunk)).state_dict()
+    was = net_of(twins.net.mean.shape[1], trunk=isinstance(twins.net.backbone, PODNetResNet32)).state_dict()
     for (name, mine), exact in zip(twins.net.named_buffers(), twins.twin.buffers()):
         assert near(mine, exact), name
         assert name in ("mean", "std") or not near(mine, was[name], 1e-2), f"{name} did not move"

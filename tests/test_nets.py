@@ -14,7 +14,7 @@ from equipoise import LUCIR, Balanced, Finetune, ILBaseline, Learner, Method, PO
 from equipoise.data.randomness import generator
 from equipoise.learner.state import new_net
 from equipoise.nets import Net
-from equipoise.nets.backbones import Backbone, HalfLinearTrunk, ResNet18, ResNet32, SmallNet, scale
+from equipoise.nets.backbones import Backbone, PODNetResNet18, ResNet18, ResNet32, SmallNet, scale
 from equipoise.nets.heads import Head, LinearHead
 from equipoise.step import plan_for
 
@@ -179,11 +179,9 @@ def test_a_linear_head_is_linear() -> None:
 
 
 def test_an_unfinished_backbone_or_head_says_so() -> None:
-    for call in (
-        lambda: Backbone()(noise(1, 3, 8, 8)),
-        lambda: Head()(noise(1, 8), []),
-        lambda: Head().widen(2, generator(0)),
-    ):
+    with pytest.raises(AttributeError, match="stages"):
+        Backbone()(noise(1, 3, 8, 8))
+    for call in (lambda: Head()(noise(1, 8), []), lambda: Head().widen(2, generator(0))):
         with pytest.raises(TypeError, match="says how"):
             call()
 
@@ -283,7 +281,7 @@ def test_the_backbone_suits_the_size_of_the_images() -> None:
     ("kind", "stem", "total", "sides"),
     [
         (ResNet18, conv(3, 64, 7), 11_176_512, (56, 28, 14, 7)),
-        (HalfLinearTrunk, conv(3, 64, 3), 11_168_832, (112, 56, 28, 14)),
+        (PODNetResNet18, conv(3, 64, 3), 11_168_832, (112, 56, 28, 14)),
     ],
 )
 def test_nets_for_large_images_have_the_sizes_of_the_originals(
@@ -324,11 +322,11 @@ def test_relus_are_where_the_originals_have_them() -> None:
     with torch.no_grad():
         assert ended_with_relu(ResNet18()) == [[True, True]] * 4
         assert ended_with_relu(ResNet18(last_relu=False)) == [[True, True]] * 3 + [[True, False]]
-        assert ended_with_relu(HalfLinearTrunk()) == [[True, False]] * 4
+        assert ended_with_relu(PODNetResNet18()) == [[True, False]] * 4
 
 
 def test_blocks_of_podnets_large_net_start_as_their_shortcuts() -> None:
-    net = HalfLinearTrunk()
+    net = PODNetResNet18()
     net.initialise(generator(0))
     first, second = net.eval().stages[1]
     x = noise(2, 64, 8, 8)

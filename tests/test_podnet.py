@@ -36,7 +36,7 @@ from equipoise.data.images import Images
 from equipoise.data.randomness import generator
 from equipoise.losses import nca, pooled_distance, printed_distance
 from equipoise.nets import Net
-from equipoise.nets.backbones import LinearTrunk, SmallNet
+from equipoise.nets.backbones import PODNetResNet32, SmallNet
 from equipoise.nets.heads import ProxyHead
 from equipoise.runs.plan import prepare
 from equipoise.runs.settings import Data, Machine, Run
@@ -125,7 +125,7 @@ def step(remedy: Remedy, n: Numbers, sizes: tuple[int, ...], net: Any = None) ->
 
 def test_the_trunk_has_5_5_4_and_1_blocks_four_maps_and_no_weights_in_shortcuts() -> None:
     net: Any = PODNet().backbone((3, 32, 32))
-    assert isinstance(net, LinearTrunk) and [len(stage) for stage in net.stages] == [5, 5, 4, 1]
+    assert isinstance(net, PODNetResNet32) and [len(stage) for stage in net.stages] == [5, 5, 4, 1]
     h, maps = net(noise(2, 3, 32, 32).float())
     assert [tuple(m.shape[1:]) for m in maps] == [(16, 32, 32), (32, 16, 16), (64, 8, 8), (64, 8, 8)]
     torch.testing.assert_close(h, maps[3].flatten(2).mean(2))
@@ -135,7 +135,7 @@ def test_the_trunk_has_5_5_4_and_1_blocks_four_maps_and_no_weights_in_shortcuts(
 @pytest.mark.parametrize("side", [6, 7])
 def test_a_fresh_stage_is_every_other_pixel_and_zeros_for_new_channels(side: int) -> None:
     """Its shortcut: the second batch norm of each block starts at 0."""
-    net: Any = LinearTrunk().double()
+    net: Any = PODNetResNet32().double()
     net.initialise(generator(0))
     for stage, inside, outside, stride in zip(net.stages, (16, 16, 32, 64), (16, 32, 64, 64), (1, 2, 2, 1)):
         x, after = noise(2, inside, side, side), -(-side // stride)
@@ -146,7 +146,7 @@ def test_a_fresh_stage_is_every_other_pixel_and_zeros_for_new_channels(side: int
 
 
 def test_no_relu_follows_a_sum() -> None:
-    net: Any = LinearTrunk().double().eval()
+    net: Any = PODNetResNet32().double().eval()
     for block in itertools.chain(*net.stages):
         x, first, second = noise(2, block.conv1.in_channels, 6, 6), block.conv1, block.conv2
         y = F.conv2d(x, first.weight, stride=first.stride, padding=1).relu() / math.sqrt(1 + 1e-5)

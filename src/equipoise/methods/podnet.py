@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..losses import nca, pooled_distance, printed_distance
 from ..method import Method
 from ..nets import Batch
-from ..nets.backbones import HalfLinearTrunk, LinearTrunk, SmallNet
+from ..nets.backbones import PODNetResNet18, PODNetResNet32, SmallNet
 from ..nets.heads import Head, ProxyHead
 from ..remedies import Balanced
 from ..settings import number
@@ -31,7 +31,7 @@ class PODNet(Method):
 
     cost: ClassVar[float] = 102_100 / 80_500
     trained = NEW_ROWS
-    backbones: ClassVar = {"tiny": SmallNet, "small": LinearTrunk, "large": HalfLinearTrunk}
+    backbones: ClassVar = {"tiny": SmallNet, "small": PODNetResNet32, "large": PODNetResNet18}
     # The original's code takes the cosine an epoch late (`--schedule cosine-late`).
     recipes: ClassVar = {
         **Method.recipes,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...nets import Net
-from ...nets.backbones import RESIDUAL, Block, LinearBlock
+from ...nets.backbones import RESIDUAL, Block, PaddedBlock
 from . import triton as K
 from .launch import launch
 
@@ -67,11 +67,11 @@ class Plan:
         shrunk = 1
         for stage in net.stages:
             for block in stage.children():
-                assert isinstance(block, (Block, LinearBlock))
+                assert isinstance(block, Block)
                 within = shrunk * block.conv1.stride[0]
                 first = layer(block.conv1, block.bn1, shrunk)
                 second = layer(block.conv2, block.bn2, within)
-                if isinstance(block, LinearBlock):
+                if isinstance(block, PaddedBlock):
                     self.blocks.append(Group(first, second, None, False, thinned=block.stride > 1))
                 else:
                     besides = list(block.shortcut.children())
