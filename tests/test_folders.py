@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import equipoise.runs.plan
 from equipoise import DataError, Learner, Recipe, UsageError
 from equipoise.cli import command
 from equipoise.data import datasets
-from equipoise.files import MANIFEST, claim_folder, remove_stale
+from equipoise.files import MANIFEST, Lease, claim_folder, remove_stale
 from equipoise.runs.progress import PlainWatch
 from equipoise.runs.queue import Job, map
 from equipoise.runs.run import run
@@ -408,3 +410,35 @@ def test_an_empty_path_of_a_folder_is_an_error(learners: list[Learner]) -> None:
     with pytest.raises(UsageError, match="is empty: name a"):
         run(Run(data=Data("digits")), "", Machine("cpu"))
     assert contents() == before
+
+
+# Leases
+
+
+def test_a_lease_is_held_by_one(tmp_path: Path) -> None:
+    lock, told = tmp_path / "lock", []
+    assert not Lease(lock).is_held() and not lock.exists(), "to look makes no file"
+
+    def refuse() -> None:
+        told.append("busy")
+        raise RuntimeError("no")
+
+    with Lease(lock).hold(refuse):
+        assert Lease(lock).is_held()
+        with pytest.raises(RuntimeError, match="no"), Lease(lock).hold(refuse):
+            pytest.fail("two hold it")
+    assert told == ["busy"] and not Lease(lock).is_held()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EACCES])
+def test_where_there_are_no_locks_nobody_waits(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("equipoise.files.FileLock.acquire", fail)
+    if number == errno.EACCES:
+        with pytest.raises(PermissionError), Lease(tmp_path / "lock").hold():
+            pytest.fail("it is not ours")
+    else:
+        with Lease(tmp_path / "lock").hold():
+            pass

@@ -8,18 +8,20 @@ written beside it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
 import os
 import re
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
 import safetensors
 import safetensors.torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from .errors import DataError, RunError, UsageError
@@ -35,6 +37,46 @@ FORMAT = 1
 LOCK = ".lock"
 """an empty file, which may come before the manifest"""
 REMEDY = "name a new or an empty folder"
+
+
+class Lease:
+    """The sole right to what a lock file stands for. It ends with its process, however that ends.
+
+    How it is kept is known here only: this is the place for a heartbeat, which file systems without locks would need.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lock = path, FileLock(path)
+
+    @contextlib.contextmanager
+    def hold(self, on_busy: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold it during the block. While it is another's, wait, after one call of `on_busy`, which may raise instead.
+
+        On a file system without locks nobody waits.
+        """
+        try:
+            self.lock.acquire(timeout=0.1)  # somebody may only be looking whether it is held
+        except Timeout:
+            on_busy()
+            self.lock.acquire()
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def is_held(self) -> bool:
+        """Whether somebody holds it. To find out, no file is made."""
+        if not self.path.exists():
+            return False
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        self.lock.release()
+        return False
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -5,14 +5,11 @@ Every file is compared with its published checksum before anything in it is beli
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import io
 import os
 import pickle
 import tarfile
-from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from ..errors import DataError
-from ..files import write_file
+from ..files import Lease, write_file
 from .images import Images
 
 # The official files of CIFAR-100: where a person finds them, what is downloaded where there are none, the two
@@ -80,7 +77,7 @@ def _find(folder: Path | None, progress: bool) -> tuple[Path, Path]:
     # Runs started together must not write the same file; where nothing is to be written nothing is locked.
     if paths := _in_layout(folder):
         return paths
-    with _alone(folder):
+    with Lease(folder / ".equipoise.lock").hold():
         return _in_layout(folder) or _unpack(_archive(folder) or _download(folder, progress))
 
 
@@ -95,15 +92,6 @@ def _in_layout(folder: Path) -> tuple[Path, Path] | None:
 def _archive(folder: Path) -> Path | None:
     archives = (folder / f"{layout}.tar.gz" for layout in LAYOUTS)
     return next((path for path in archives if path.is_file()), None)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits until no other process fills the folder; the lock ends with its process, however that ends."""
-    with (folder / ".equipoise.lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _unpack(archive: Path) -> tuple[Path, Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,9 +65,18 @@ def measure_speed(method: Method, dataset: str, device: str) -> Speed:
     if cuda:
         peak = peak_memory(learner.device_)
     else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        peak = process_peak()
     _, base, _, later = seen  # of each step, the second epoch
     return Speed(base, later, peak + held)
+
+
+def process_peak() -> float:
+    """The memory of this process at its peak, in MiB; 0 on Windows, which does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0.0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def measure_in_process(method: Method, dataset: str, device: str) -> Speed:

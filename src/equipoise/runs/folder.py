@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,19 +41,21 @@ def claim_run_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run's folder; the lock goes with the process, however that ends."""
+    """Keep other processes out of a run's folder."""
+
+    def refuse() -> None:
+        raise BusyError(f"another process is at work in {folder}: wait for it, or choose another --out")
+
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / files.LOCK).open("a") as f:
-        for last in (False, True):
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if last:
-                    words = f"another process is at work in {folder}: wait for it, or choose another --out"
-                    raise BusyError(words) from None
-                time.sleep(0.05)  # a queue may only have looked whether anybody is
+    with files.Lease(folder / files.LOCK).hold(refuse):
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is at work in a folder. Where nobody can look, the one that is to work there will say so."""
+    with contextlib.suppress(OSError):
+        return files.Lease(folder / files.LOCK).is_held()
+    return False
 
 
 def check_there(folder: Path, name: str) -> None:

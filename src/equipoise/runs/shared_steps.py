@@ -7,10 +7,10 @@ the base step, so one base step serves them all, whatever comes later.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from .. import files
@@ -40,22 +40,11 @@ class SharedSteps:
         """Whether that state is here, whole."""
         return (self.entry(key) / files.INFO).is_file()
 
-    @contextlib.contextmanager
-    def claim(self, key: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """The right to compute a state. While another process has it, this waits (and calls `on_wait` once).
-
-        The lock goes with the process that holds it, however that ends.
-        """
+    def claim(self, key: str, on_wait: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
+        """The right to compute a state. While another process has it, this waits, and calls `on_wait` once."""
         path = self.entry(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as f:
-            with contextlib.suppress(OSError):  # some network file systems have no locks: then nobody waits
-                try:
-                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    on_wait()
-                    fcntl.flock(f, fcntl.LOCK_EX)
-            yield
+        return files.Lease(path).hold(on_wait)
 
     def open(self) -> None:
         """Make sure that states can be kept here; else an OSError, before anything has been computed for it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import multiprocessing
 import os
@@ -21,8 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from ..errors import BusyError, first_line, sentence
-from ..files import LOCK
-from .folder import ERROR, LOG, WARNINGS, claim_run_folder
+from .folder import ERROR, LOG, WARNINGS, claim_run_folder, is_locked
 from .mps import PRIORITY, YIELDING
 from .progress import Both, PlainWatch, Watch
 from .queue import Job, Work, conclude
@@ -60,18 +58,6 @@ def gpu_for(slot: int) -> str | None:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     ids = [str(i) for i in range(count)] if listed is None else [name.strip() for name in listed.split(",")]
     return ids[slot % count]
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process is at work in a folder (`folder.locked`)."""
-    try:
-        with (folder / LOCK).open("r+") as f:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is no such file; or whatever it is, the worker will say it
-        return False
-    return False
 
 
 def start_process(run: Work, job: Job, on: Local, slot: int, here: str, yields: bool) -> SpawnProcess:

@@ -24,12 +24,12 @@ import torch
 from ..engine.device import resolve_device
 from ..errors import UsageError, sentence
 from .environment import cores
-from .folder import BASED
+from .folder import BASED, is_locked
 from .mps import multi_process_service
 from .queue import Job, Tell, Work, conclude_if_done, find_critical
 from .settings import Options
 from .tensorboard import summary_writer
-from .worker import BUSY, conclude_try, is_locked, repeat_warnings, start_process
+from .worker import BUSY, conclude_try, repeat_warnings, start_process
 
 LOOK = 1.0
 """seconds between looks at who else is at work in the folders of jobs that wait"""
