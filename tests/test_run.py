@@ -15,7 +15,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import make_dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from equipoise import (
     SLDA,
     Balanced,
     BalancedFinetuning,
+    ClassOversampling,
     DataError,
     Finetune,
     FineTuning,
@@ -60,6 +61,7 @@ from equipoise.data.images import Images
 from equipoise.engine import gpu
 from equipoise.engine.train import Training
 from equipoise.files import MANIFEST
+from equipoise.method import Around
 from equipoise.remedies import REMEDIES
 from equipoise.runs.command import run_name
 from equipoise.runs.folder import Result, read_result
@@ -1246,6 +1248,64 @@ def test_methods_from_outside_do_not_share_what_they_compute(tmp_path: Path) -> 
     assert run(brief(a.with_remedy(Balanced())), tmp_path / "a3", store)["reused"]["steps"] == [0]
     edited = outside(tmp_path, "mine_a", "2 * ")
     assert run(brief(edited), tmp_path / "c", store)["reused"] is None
+
+
+# A user's remedy, and a user's method with a loss of its own where the remedy has none
+
+LOSSES = """
+from dataclasses import dataclass
+from typing import ClassVar
+from torch.nn import functional as F
+from equipoise import Balanced, Method, Remedy
+
+@dataclass(frozen=True)
+class Focal(Remedy):
+    name: ClassVar[str] = "focal"
+    def ce(self, z, y, s):
+        of_each = F.cross_entropy(z, y, reduction="none")
+        return ((1 - (-of_each).exp()) ** 2 * of_each).mean()
+
+@dataclass(frozen=True)
+class Sharp(Balanced):
+    name: ClassVar[str] = "sharp"
+    def ce(self, z, y, s):
+        return F.cross_entropy(3 * z, y)
+
+@dataclass(frozen=True)
+class Hinge(Method):
+    name: ClassVar[str] = "hinge"
+    def objective(self, s, b):
+        Lc = self.remedy.ce(b.out.z, b.y, s)
+        return F.multi_margin_loss(b.out.z, b.y) if Lc is None else Lc
+"""
+
+
+@dataclass(frozen=True)
+class Wrapped(Around):
+    """A host as it is."""
+
+
+def test_other_losses_of_the_base_step_are_other_base_steps(tmp_path: Path) -> None:
+    theirs = module_of(tmp_path, "own_losses", LOSSES)
+    methods: list[Method] = [ILBaseline(), ILBaseline(theirs.Focal()), ILBaseline(theirs.Sharp())]
+    methods += [theirs.Hinge(), theirs.Hinge(Balanced()), PODNet(), PODNet(Balanced())]
+    methods += [Wrapped(PODNet()), Wrapped(PODNet(Balanced()))]
+    keys = [keys_of(brief(method))[0] for method in methods]
+    assert len(set(keys)) == len(keys)
+    # One for all whose loss is the same.
+    for method in (theirs.Hinge(), Wrapped(PODNet())):
+        for some in ((Standard(), ClassOversampling()), (Balanced(), Balanced(0.5), Relaxed(), Meta())):
+            assert len({keys_of(brief(method.with_remedy(remedy)))[0] for remedy in some}) == 1
+
+
+def test_a_remedy_from_outside_takes_no_base_step_of_another(tmp_path: Path) -> None:
+    store = SharedSteps(tmp_path / "store")
+    run(brief(ILBaseline()), tmp_path / "standard", store)
+    focal = ILBaseline(module_of(tmp_path, "own_loss", LOSSES).Focal())
+    first = run(brief(focal), tmp_path / "focal", store)
+    alone = run(brief(focal), tmp_path / "alone")
+    assert first["reused"] is None and first["confusion"] == alone["confusion"]
+    assert run(brief(focal), tmp_path / "again", store)["reused"]["steps"] == [0, 1]
 
 
 def test_what_is_typed_at_a_prompt_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

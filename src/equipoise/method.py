@@ -204,8 +204,9 @@ class Method:
         """A method with the same base step, where every class has as many images as any other.
 
         Runs share a base step when these are equal. Equal counts make every λ equal: a weighted cross-entropy is plain.
+        Where the remedy has no loss, a method may have one of its own, which need not be that.
         """
-        return self.with_remedy(Standard())
+        return self.with_remedy(self.remedy.at_base())
 
     def with_remedy(self, remedy: Remedy) -> Self:
         """The same method with another remedy."""

@@ -41,6 +41,10 @@ class Remedy:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def at_base(self) -> Remedy:
+        """A remedy with the same base step, where every class has as many images as any other."""
+        return Standard()
+
     def check_memory(self, *shares: int) -> None:
         """Refuse a memory that this cannot do with: `shares` are images per old class that will occur."""
 
@@ -83,6 +87,10 @@ class Standard(Remedy):
 @dataclass(frozen=True)
 class Weighted(Remedy):
     """A weighted softmax: cross_entropy(z + log λ, y)."""
+
+    def at_base(self) -> Remedy:
+        """Any of these: with equal counts every λ is the same."""
+        return Balanced()
 
     def ce(self, z: Tensor, y: Tensor, s: Step) -> Tensor | None:
         """Eq. 4."""

@@ -18,7 +18,7 @@ from ..data.protocol import class_order, step_sizes
 from ..data.randomness import generator
 from ..learner import Learner
 from ..method import Method
-from ..remedies import Standard
+from ..remedies import REMEDIES, Standard
 from ..settings import digest, from_plain, to_plain
 from ..step import Plan, Shape, Step
 from .environment import code_of
@@ -149,8 +149,11 @@ class Prepared:
 def method_at_base(method: Method) -> Method:
     """The method that stands for this one's base step, where all classes have equally many images.
 
-    What a class inherits from another method does not hold for its own code: it shares with its own kind alone.
+    What a class inherits from another method does not hold for its own code: it shares with its own kind alone. Of a
+    remedy from elsewhere nobody knows what it does in the base step: it shares with itself alone.
     """
+    if type(method.remedy) is not REMEDIES.get(method.remedy.name):
+        return method
     source = next(kind for kind in type(method).__mro__ if "at_base" in vars(kind))
     if source in (type(method), Method):
         return method.at_base()
