@@ -138,7 +138,7 @@ def quick(monkeypatch):
     """The demo without training: each run's accuracy follows from its settings."""
     done = []
 
-    def run(run, out, machine, options, watch):
+    def run(run, out, machine, options):
         remedy, memory = run.method.remedy.name, run.protocol.memory
         assert (machine.device, options.store) == ("cpu", out.parent / "store")
         done.append((run.seed, memory, remedy))

@@ -398,5 +398,5 @@ def test_the_live_display_tells_of_it() -> None:
     watch.begin({}, [[train], [train, Training("refit", 3, 10)]])
     watch.epoch(Epoch(1, "refit", 2, 3, 0.5, 0.01, None, 100.0, 1.0))
     watch.close()
-    words = watch.bar.tasks[0].fields["words"]
+    words = watch.bar.tasks[0].description
     assert words.startswith("step 1/1, fine-tuning on the memory, epoch 2/3: loss 0.5000, ")

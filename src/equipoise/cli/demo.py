@@ -11,17 +11,16 @@ import numpy as np
 import torch
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 from rich.table import Table
 
-from ..engine.train import Epoch
 from ..errors import UsageError
 from ..files import claim_folder
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed, Remedy, Standard
 from ..report.terminal import for_output, mean_and_deviation
 from ..runs.folder import Result
-from ..runs.progress import Watch, duration, fraction_done
+from ..runs.progress import duration
 from ..runs.run import run
 from ..runs.settings import Data, Machine, Options, Protocol, Run
 from .words import parse
@@ -55,39 +54,6 @@ def demo_verb(argv: list[str]) -> None:
     demo(f.out, range(f.seeds), for_output())
 
 
-class DemoWatch(Watch):
-    """Moves one bar over all runs in a terminal; where there is none, prints a line for each run."""
-
-    def __init__(self, console: Console, runs: int) -> None:
-        self.console = console
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[words]}"),
-            TimeElapsedColumn(),
-        )
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.task = self.bar.add_task("", total=runs, words="")
-        self.done = 0
-
-    def next(self, description: str) -> None:
-        """Another run begins."""
-        self.bar.update(self.task, description=description, words="")
-
-    def finished(self, description: str, result: Result) -> None:
-        """A run has ended."""
-        self.done += 1
-        self.bar.update(self.task, completed=self.done)
-        if not self.console.is_terminal:
-            accuracy = result["average_incremental_accuracy"]
-            print(f"{description}: average incremental accuracy {accuracy:.2f}%", flush=True)
-
-    def epoch(self, e: Epoch) -> None:
-        """Move the bar by a fraction of a run."""
-        part = (e.step + fraction_done(self.work[e.step], e.stage, e.epoch)) / len(self.images)
-        self.bar.update(self.task, completed=self.done + part, words=f"step {e.step}, loss {e.loss:.3f}")
-
-
 def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
     """Do all runs, then print a table and a sentence, and draw the pictures."""
     began = time.perf_counter()
@@ -96,15 +62,14 @@ def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
     folders = [out / f"{remedy.name}_memory-{memory}_seed-{seed}" for seed, memory, remedy in cases]
     claim_folder(out, "demo", [*PICTURES, "store", *(folder.name for folder in folders)])
     results: Results = {}
-    watch = DemoWatch(console, len(cases))
-    with watch.bar:
-        for (seed, memory, remedy), folder in zip(cases, folders):
-            words = f"{remedy.name}, memory {memory}, seed {seed}"
-            watch.next(words)
-            one = Run(ILBaseline(remedy), Data("digits"), Protocol(base=5, steps=5, memory=memory), seed=seed)
-            result = run(one, folder, Machine(device="cpu"), Options(store=out / "store"), watch)
-            results.setdefault((memory, remedy.name), []).append(result)
-            watch.finished(words, result)
+    bar = track(zip(cases, folders), "", len(cases), console=console, transient=True, disable=not console.is_terminal)
+    for (seed, memory, remedy), folder in bar:
+        one = Run(ILBaseline(remedy), Data("digits"), Protocol(base=5, steps=5, memory=memory), seed=seed)
+        result = run(one, folder, Machine(device="cpu"), Options(store=out / "store"))
+        results.setdefault((memory, remedy.name), []).append(result)
+        words = f"{remedy.name}, memory {memory}, seed {seed}"
+        accuracy = result["average_incremental_accuracy"]
+        console.print(f"{words}: average incremental accuracy {accuracy:.2f}%", highlight=False, soft_wrap=True)
     print_comparison(results, console)
     console.print(sentence(results), highlight=False, soft_wrap=True)
     for path in draw(results, out):

@@ -1,4 +1,4 @@
-"""Who is told of a run's progress: nobody, a log of plain lines, or a live display in a terminal."""
+"""Who is told of a run's progress: nobody, a log of plain lines, or one line in a terminal that moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .plan import Training, Work, total_images
 
 
 class Watch:
-    """Told of everything, says nothing. What it knows of the time left is here for those who say it."""
+    """Told of everything. Puts what is worth saying into words, and the time left; `say` prints nothing here."""
 
     def begin(self, settings: dict[str, Any], work: Work) -> None:
         """A run begins or is resumed; `work` is what each step trains on."""
@@ -30,6 +30,7 @@ class Watch:
 
     def reused(self, t: int, seconds: float) -> None:
         """Steps up to t came from the store; they had taken so long."""
+        self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
 
     def tick(self, t: int, done: float) -> None:
         """Step t has come so far, as a fraction."""
@@ -42,6 +43,11 @@ class Watch:
 
     def step(self, record: dict[str, Any]) -> None:
         """A step has ended, with these accuracies."""
+        new = "" if record["new"] is None else f", new {record['new']:.2f}"
+        self.say(
+            f"step {record['step']} done in {duration(record['seconds'])}: {record['classes']} classes, "
+            f"accuracy {record['top1']:.2f}% (base {record['base']:.2f}{new})"
+        )
 
     def close(self) -> None:
         """No more will come."""
@@ -105,10 +111,6 @@ class PlainWatch(Watch):
         """Print it."""
         print(text, file=self.file or sys.stderr, flush=True)
 
-    def reused(self, t: int, seconds: float) -> None:
-        """Print it."""
-        self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
-
     def tick(self, t: int, done: float) -> None:
         """Print it, if nothing has been printed for a minute."""
         if time.monotonic() - self.last >= 12 * self.every:
@@ -116,32 +118,24 @@ class PlainWatch(Watch):
             self.say(f"step {t}/{len(self.images) - 1}, {done:.1%}")
 
     def epoch(self, e: Epoch) -> None:
-        """Print it, if the last one is long enough ago."""
-        self.now_and_then(e, self.words(e))
-
-    def now_and_then(self, e: Epoch, words: str) -> None:
-        """Print it, if the last one is long enough ago, or it is the last."""
+        """Print it, if the last one is long enough ago, or it is the last of its stage."""
         if time.monotonic() - self.last >= self.every or e.epoch == e.epochs:
             self.last = time.monotonic()
-            self.say(words)
+            self.say(self.words(e))
 
-    def step(self, record: dict[str, Any]) -> None:
-        """Print it."""
-        self.say(step_words(record))
+
+def bar_with_words(console: Console) -> Progress:
+    """A bar, and its description after it, while there is a terminal; rich would add a time left of its own."""
+    columns = BarColumn(bar_width=20), TextColumn("{task.description}")
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class LiveWatch(Watch):
     """A bar that moves with every epoch, for terminals; steps stay above it as lines."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[words]}"),
-        )
-        self.bar = Progress(*columns, console=console, transient=True)
-        self.task = self.bar.add_task("", total=1.0, words="starting")
+        self.console, self.bar = console, bar_with_words(console)
+        self.task = self.bar.add_task("starting", total=1.0)
 
     def begin(self, settings: dict[str, Any], work: Work) -> None:
         """Show the bar."""
@@ -152,10 +146,6 @@ class LiveWatch(Watch):
         """Print it above the bar."""
         self.console.print(text, highlight=False, markup=False)  # a path may hold brackets
 
-    def reused(self, t: int, seconds: float) -> None:
-        """Print it above the bar."""
-        self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
-
     def tick(self, t: int, done: float) -> None:
         """Move the bar."""
         now = sum(self.images[:t]) + self.images[t] * done
@@ -163,24 +153,11 @@ class LiveWatch(Watch):
 
     def epoch(self, e: Epoch) -> None:
         """Say where it is."""
-        self.bar.update(self.task, words=self.words(e))
-
-    def step(self, record: dict[str, Any]) -> None:
-        """Print it above the bar."""
-        self.say(step_words(record))
+        self.bar.update(self.task, description=self.words(e))
 
     def close(self) -> None:
         """Take the bar away."""
         self.bar.stop()
-
-
-def step_words(record: dict[str, Any]) -> str:
-    """A step's result in one line."""
-    new = "" if record["new"] is None else f", new {record['new']:.2f}"
-    return (
-        f"step {record['step']} done in {duration(record['seconds'])}: {record['classes']} classes, "
-        f"accuracy {record['top1']:.2f}% (base {record['base']:.2f}{new})"
-    )
 
 
 def duration(seconds: float) -> str:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from .folder import BASED
-from .progress import duration
+from .progress import bar_with_words, duration
 from .queue import Job
 
 
@@ -101,8 +100,7 @@ class QueueWatch:
         self, console: Console, jobs: Sequence[Job], shared: bool = True, every: float = 2.0, quiet: float = 60.0
     ) -> None:
         self.jobs, self.shared, self.every, self.quiet = jobs, shared, every, quiet
-        columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))  # rich would add a time left of its own
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.bar = bar_with_words(console)
         self.task = self.bar.add_task("")
         self.plain = not console.is_terminal
         self.seen: tuple[int, ...] = ()
