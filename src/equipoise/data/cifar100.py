@@ -9,18 +9,17 @@ import hashlib
 import io
 import os
 import pickle
+import socket
+import sys
 import tarfile
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from rich.console import Console
-from rich.progress import wrap_file
+import torch.hub
 
 from ..errors import DataError
 from ..files import Lease, write_file
@@ -108,9 +107,7 @@ def _unpack(archive: Path) -> tuple[Path, Path]:
             content = tar.extractfile(member) if member else None
             if content is None:
                 raise _bad(archive, f"does not hold the file {layout}/{path.name}")
-            part = path.with_name(path.name + ".part")
-            part.write_bytes(content.read())
-            part.replace(path)  # a file under its final name is always whole
+            write_file(path, content.read())
     return train, test
 
 
@@ -180,28 +177,32 @@ def _bad(path: Path, what: str) -> DataError:
 def _download(folder: Path, progress: bool) -> Path:
     """The archive, downloaded whole."""
     archive = folder / "cifar-100-binary.tar.gz"
-    console = Console(stderr=True)
+    received = archive.with_name(f"{archive.name}.received")
+    for left in folder.glob(f"{received.name}*"):  # by a process that was killed
+        left.unlink()
+    if progress:
+        print(f"downloading CIFAR-100 from {URL}", file=sys.stderr, flush=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
     try:
-        with urlopen(URL, timeout=TIMEOUT) as response:
-            total = int(response.headers["Content-Length"] or 0)
-            with wrap_file(response, total, description="CIFAR-100", console=console, disable=not progress) as received:
-                data = b"".join(iter(lambda: received.read(1 << 16), b""))
-        # A connection that closes early looks like the end of the file.
-        if len(data) < total:
-            raise ConnectionError(f"the connection closed after {len(data)} of {total} bytes")
-    except (OSError, HTTPException) as e:
+        torch.hub.download_url_to_file(URL, str(received), progress=progress)
+    except (URLError, HTTPException, ConnectionError, TimeoutError) as e:  # not an error of the file system
         reason = e if isinstance(e, HTTPError) else getattr(e, "reason", e)
         raise DataError(
             f"CIFAR-100 is not in {folder} and could not be downloaded from {URL} ({reason}): run again, or "
             f"{_by_hand(folder)}"
         ) from e
-    if (md5 := hashlib.md5(data, usedforsecurity=False).hexdigest()) != MD5[archive.name]:
+    finally:
+        socket.setdefaulttimeout(before)
+    # A connection that closes early looks like the end of the file.
+    size, md5 = received.stat().st_size, _md5(received)
+    if md5 != MD5[archive.name]:
+        received.unlink()
         raise DataError(
-            f"what {URL} sent has md5 {md5} where {MD5[archive.name]} is expected, and was not kept: run again, or "
-            f"{_by_hand(folder)}"
+            f"what {URL} sent, {size} bytes, has md5 {md5} where {MD5[archive.name]} is expected, and was not kept: "
+            f"run again, or {_by_hand(folder)}"
         )
-    write_file(archive, data)
-    return archive
+    return received.replace(archive)
 
 
 def _by_hand(folder: Path) -> str:
