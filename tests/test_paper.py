@@ -22,8 +22,9 @@ from equipoise.errors import unknown
 from equipoise.paper import match
 from equipoise.paper.match import NONE, FilledRow, fill, key, missing, recorded, wanted
 from equipoise.remedies import BalancedFinetuning
-from equipoise.report import tables
+from equipoise.report import grid
 from equipoise.report.collect import as_cell
+from equipoise.report.tables import make_grid, show
 from equipoise.runs import estimate
 from equipoise.runs.command import command as words_of
 from equipoise.runs.command import run_name
@@ -215,20 +216,22 @@ def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path:
     assert both_ways(records) == [[62.0, 63.0], []], "what compares the two ways takes neither for the other"
     timed = next(row.cells[0] for row in fill(replace(table, alone=True), records) if row.row.name == "Balanced")
     assert timed.state == "missing" and not timed.joined
-    shown = [FilledRow(table.rows[0], (cell,))]
-    assert tables.markdown(table, shown).count("ʲ") == 2 and "ʲ measured with joined" in tables.markdown(table, shown)
-    assert tables.latex(table, shown).count("$^{j}$") == 2 and "ʲ" not in tables.latex(table, shown)
-    assert tables._coloured(cell).plain == "62.50 ± 0.71 (62.22, +0.28ʲ, 2 seeds)"
+    shown = make_grid(table, [FilledRow(table.rows[0], (cell,))])
+    assert grid.markdown(shown).count("ʲ") == 2 and "ʲ measured with joined" in grid.markdown(shown)
+    assert grid.latex(shown).count("$^{j}$") == 2 and "ʲ" not in grid.latex(shown)
+    assert grid.coloured(show(cell)).plain == "62.50 ± 0.71 (62.22, +0.28ʲ, 2 seeds)"
     assert as_cell(cell)["why"] == "measured with joined batches: with short ones there is no record yet"
     unpublished = replace(cell, cell=replace(cell.cell, paper=None))
-    assert tables._coloured(unpublished).plain == "62.50 ± 0.71 (ʲ, 2 seeds)"
+    assert grid.coloured(show(unpublished)).plain == "62.50 ± 0.71 (ʲ, 2 seeds)"
 
     recorded_with(tmp_path / "short", {0: 61.0}, asked_for)
     records = recorded(tmp_path)
     cell = balanced(records)
     assert cell.values == [61.0] and not cell.joined and cell.last == "short", "never both in one mean"
     assert missing([asked_for], records) == [] and both_ways(records) == [[62.0, 63.0], [61.0]]
-    assert "ʲ" not in tables.markdown(table, [FilledRow(table.rows[0], (cell,))]) and as_cell(cell)["why"] is None
+    assert (
+        "ʲ" not in grid.markdown(make_grid(table, [FilledRow(table.rows[0], (cell,))])) and as_cell(cell)["why"] is None
+    )
     assert balanced(NONE).last == "short" and not balanced(NONE).joined
 
 

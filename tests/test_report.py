@@ -16,11 +16,12 @@ from equipoise import Balanced, DataError, ILBaseline, paper
 from equipoise.cli import command
 from equipoise.files import claim_folder
 from equipoise.paper.match import Filled, FilledRow, Found, fill, key, missing, recorded, wanted
-from equipoise.report import costs, pictures, report, tables
+from equipoise.report import grid, pictures, report
 from equipoise.report.collect import as_run, collect_data
 from equipoise.report.figures import plt
 from equipoise.report.pictures import numbers
 from equipoise.report.series import relaxations
+from equipoise.report.tables import make_grid, show
 from equipoise.runs.plan import resolve
 from equipoise.runs.settings import Data, Protocol, Run
 from equipoise.settings import to_plain
@@ -51,7 +52,7 @@ def test_the_committed_report_is_what_the_records_give(made: Path) -> None:
 def test_the_readme_shows_what_is_recorded(id: str) -> None:
     table = paper.table(id).on("cifar100")
     own = [row for row in fill(table, recorded(RESULTS)) if not row.row.quoted]
-    text = "\n".join(tables.markdown(table, own).splitlines()[2:])
+    text = "\n".join(grid.markdown(make_grid(table, own)).splitlines()[2:])
     assert text in (RESULTS.parent / "README.md").read_text()
 
 
@@ -144,7 +145,7 @@ def test_a_table_says_the_same_in_every_format(made: Path) -> None:
     for name, cell in flat:
         (line,) = (one for one in text.splitlines() if one.startswith(f"| {name} |"))
         assert f"{cell.cell.paper:.2f}" in line and (cell.ours is None or f"**{cell.ours:.2f}** (" in line)
-        (line,) = (one for one in typeset.splitlines() if one.strip().startswith(tables.escape(name) + " &"))
+        (line,) = (one for one in typeset.splitlines() if one.strip().startswith(grid.escape(name) + " &"))
         assert f"{cell.cell.paper:.2f}" in line and (cell.ours is None or f"{cell.ours:.2f} " in line)
     assert typeset.count(r"\\") == 2 + len(filled)
     assert all(line.count("&") == 6 for line in typeset.splitlines() if line.endswith(r"\\") and "multi" not in line)
@@ -159,22 +160,24 @@ def test_several_seeds_are_a_mean_and_a_deviation() -> None:
     a, b = (found.result["average_incremental_accuracy"] for found in (one, other))
     expected = f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
     row = FilledRow(by_name["Balanced"].row, (cell,))
-    assert f"**{expected}** (62.22, +" in tables.markdown(table, [row])
-    assert expected.replace(" ± ", r"$\pm$") in tables.latex(table, [row])
-    assert "2 seeds" in tables.titled(table, [row])
+    assert f"**{expected}** (62.22, +" in grid.markdown(make_grid(table, [row]))
+    assert expected.replace(" ± ", r"$\pm$") in grid.latex(make_grid(table, [row]))
+    assert "2 seeds" in make_grid(table, [row]).caption
 
 
 def test_quoted_numbers_are_marked_and_have_no_command() -> None:
     table = paper.table("table1")
     filled = [row for row in fill(table, recorded(RESULTS)) if row.row.quoted]
     assert len(filled) == 8
-    for line in tables.markdown(table, filled).splitlines()[6:]:
+    for line in grid.markdown(make_grid(table, filled)).splitlines()[6:]:
         assert line.startswith("| *") and "(quoted)" in line and "**" not in line
-    assert {line["command"] for line in csv.DictReader(tables.comma_separated(table, filled).splitlines())} == {""}
+    assert {
+        line["command"] for line in csv.DictReader(grid.comma_separated(make_grid(table, filled).numbers).splitlines())
+    } == {""}
 
 
 def test_latex_is_not_broken_by_names() -> None:
-    assert tables.escape("5% & α_ε #1 $") == r"5\% \& $\alpha$\_$\varepsilon$ \#1 \$"
+    assert grid.escape("5% & α_ε #1 $") == r"5\% \& $\alpha$\_$\varepsilon$ \#1 \$"
 
 
 def test_curves_are_those_of_the_records() -> None:
@@ -360,8 +363,8 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, d
     folder, number = everything
     table = paper.table("costs")
     records = recorded(folder)
-    made = costs.costs(table, fill(table, records, 1))
-    rows = {row[0]: row[1:] for row in made["rows"]}
+    made = make_grid(table, fill(table, records, 1))
+    rows = {row.name: [cell.text for cell in row.cells] for row in made.rows}
     assert list(rows) == [row.name for row in table.rows]
 
     def five(name: str) -> tuple[float, int]:
@@ -393,14 +396,17 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, d
     assert balanced is not None and meta is not None
     records.by_run[key(balanced)][0].result["machine"]["gpu"] = "Another"
     records.by_run[key(meta)][0].result["reused"] = {"steps": [0]}
-    rows = {row[0]: row[1:] for row in costs.costs(table, fill(table, records, 1))["rows"]}
+    changed = make_grid(table, fill(table, records, 1))
+    rows = {row.name: [cell.text for cell in row.cells] for row in changed.rows}
     assert rows["IL-Baseline"][3] == "–" and rows["IL-Baseline, Meta"] == ["–"] * 8
     assert missing([meta], records) == [] and missing([meta], records, alone=True) == [meta]
-    for form in (costs.markdown, costs.latex, costs.comma_separated):
-        assert all(row[1] in form(made) for row in made["rows"])
-    made["rows"][0][1:] = ["8", "2.50", "–", "–", "4.00", "–", "1,313", "–"]
-    first = next(csv.reader(costs.comma_separated(made).splitlines()[1:]))
-    assert first[1:-1] == ["8", "2.50", "", "", "4.00", "", "1313", ""], "plain numbers, and nothing for none"
+    for form in (grid.markdown, grid.latex):
+        assert all(cell.text in form(made) for row in made.rows for cell in row.cells[:2])
+    first, second = ({line[0]: line[1:-1] for line in one.numbers} for one in (made, changed))
+    for row in made.rows:
+        told = [cell.text.replace(",", "").replace("–", "") for cell in row.cells]
+        assert list(first[row.name]) == told, "plain numbers, and nothing for none"
+    assert made.rows[0].cells[6].text.startswith("1,") and set(second["IL-Baseline, Meta"]) == {""}
 
 
 def test_two_points_are_no_curve(everything: tuple[Path, dict[str, int]]) -> None:
@@ -420,7 +426,7 @@ def test_colours_say_how_far(everything: tuple[Path, dict[str, int]]) -> None:
     filled = fill(paper.table("table1").on("cifar100"), recorded(everything[0]))
     cells = [cell for row in filled for cell in row.cells if cell.found]
     for cell in cells:
-        shown = tables._coloured(cell)
+        shown = grid.coloured(show(cell))
         colour = {"close": "green", "better": "cyan", "near": "yellow", "off": "red"}[cell.state]
         assert colour in str(shown.spans[0].style) and shown.plain.startswith(f"{cell.ours:.2f} ± 0.62 (")
         assert shown.plain.endswith(", 3 seeds)") and ("‡" in shown.plain) == (cell.state == "off")

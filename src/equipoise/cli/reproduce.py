@@ -16,8 +16,8 @@ from .. import paper
 from ..errors import RunError, UsageError, unknown
 from ..paper import Table
 from ..paper.match import NONE, Records, fill, find_missing_data, missing, recorded, wanted
-from ..report import costs
-from ..report import tables as written
+from ..report import grid
+from ..report.tables import make_grid
 from ..report.terminal import for_output
 from ..runs import estimate, queue
 from ..runs.command import command
@@ -27,8 +27,7 @@ from ..runs.run import run as run_one
 from ..runs.settings import Machine, Run
 from ..runs.workers import Local
 
-FORMATS = {"markdown": written.markdown, "latex": written.latex}
-COSTS = {"markdown": costs.markdown, "latex": costs.latex, "csv": costs.comma_separated}
+FORMATS = {"markdown": grid.markdown, "latex": grid.latex}
 
 
 def tell(words: str) -> None:
@@ -152,31 +151,20 @@ def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machin
 
 def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, form: str, commands: bool) -> None:
     """Measured and published side by side: for the terminal, or in a format for elsewhere."""
-    console = for_output()
-    for i, table in enumerate(tables):
-        filled = fill(table, records, seeds)
-        if table.alone:
-            print_costs(costs.costs(table, filled), form, commands, console)
-        elif form == "csv":
-            print(written.comma_separated(table, filled, head=i == 0), end="")
+    console, head = for_output(), None
+    for table in tables:
+        made = make_grid(table, fill(table, records, seeds))
+        if form == "csv":  # tables with the same fields have one head
+            lines = made.numbers[1:] if made.numbers[0] == head else made.numbers
+            head = made.numbers[0]
+            print(grid.comma_separated(lines), end="")
         elif form != "terminal":
-            print(FORMATS[form](table, filled, commands))
+            print(FORMATS[form](made, commands))
         else:
-            console.print(written.titled(table, filled), soft_wrap=True, highlight=False)
-            console.print(written.terminal(filled))
-            for line in written.commands_of(filled) if commands else ():
+            console.print(f"{made.title}. {made.caption}", soft_wrap=True, highlight=False)
+            console.print(grid.terminal(made))
+            for line in made.commands if commands else ():
                 console.print(line, soft_wrap=True, highlight=False)
-
-
-def print_costs(made: costs.Costs, form: str, commands: bool, console: Console) -> None:
-    """The table of costs, which holds seconds and no accuracies."""
-    if form == "terminal":
-        console.print(f"{made['title']}. {made['caption']}", soft_wrap=True, highlight=False)
-        console.print(costs.terminal(made))
-        for line in made["commands"] if commands else ():
-            console.print(line, soft_wrap=True, highlight=False)
-    else:
-        print(COSTS[form](made, commands))
 
 
 def refuse_planned(tables: Sequence[Table]) -> None:

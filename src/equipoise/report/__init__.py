@@ -9,14 +9,13 @@ from typing import Any
 from .. import paper
 from ..errors import DataError
 from ..files import check_folder, claim_folder, remove_stale, write_file
-from ..paper import Table
-from ..paper.match import FilledRow, fill, recorded
-from . import costs, tables
+from ..paper.match import fill, recorded
+from . import grid
 from .collect import collect_data
+from .grid import Grid
 from .page import page
 from .series import DATASETS
-
-COSTS = {"md": costs.markdown, "tex": costs.latex, "csv": costs.comma_separated}
+from .tables import make_grid
 
 
 def report(results: Path, out: Path) -> list[Path]:
@@ -29,15 +28,14 @@ def report(results: Path, out: Path) -> list[Path]:
     if not records.found:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
     data = collect_data(records)
-    filled = [(table, fill(table, records)) for table in (t.on(*DATASETS) for t in paper.tables()) if not table.alone]
+    grids = [(table, make_grid(table, fill(table, records))) for table in (t.on(*DATASETS) for t in paper.tables())]
+    grids = [(table, made) for table, made in grids if data["costs"] or not table.alone]
     by_id = {found.id: found.result for found in records.found}
-    texts = {"README.md": markdown(data, filled)}
-    for table, rows in filled:
-        texts[f"tables/{table.id}.md"] = tables.markdown(table, rows, commands=True)
-        texts[f"tables/{table.id}.tex"] = tables.latex(table, rows, commands=True)
-        texts[f"tables/{table.id}.csv"] = tables.comma_separated(table, rows)
-    for ending, write in COSTS.items() if data["costs"] else ():
-        texts[f"tables/costs.{ending}"] = write(data["costs"], True)
+    texts = {"README.md": markdown(data, [made for table, made in grids if not table.figure])}
+    for _, made in grids:
+        texts[f"tables/{made.id}.md"] = grid.markdown(made, commands=True)
+        texts[f"tables/{made.id}.tex"] = grid.latex(made, commands=True)
+        texts[f"tables/{made.id}.csv"] = grid.comma_separated(made.numbers)
     texts |= {f"figures/{figure['id']}.csv": numbers(figure, by_id) for figure in data["figures"]}
     pictures = [f"figures/{figure['id']}.png" for figure in data["figures"]]
     names = ["index.html", *texts, *pictures]
@@ -54,7 +52,7 @@ def report(results: Path, out: Path) -> list[Path]:
     return [out / "index.html", out / "README.md"]
 
 
-def markdown(data: Mapping[str, Any], filled: Sequence[tuple[Table, list[FilledRow]]]) -> str:
+def markdown(data: Mapping[str, Any], grids: Sequence[Grid]) -> str:
     """The whole report in Markdown, with pictures beside it."""
     made = data["made"]
     parts = [
@@ -62,9 +60,7 @@ def markdown(data: Mapping[str, Any], filled: Sequence[tuple[Table, list[FilledR
         f"{data['subtitle']} Made of {made['runs']} recorded runs on {' and '.join(made['hardware'])}, torch "
         f"{', '.join(made['torch'])}. Numbers in italics are quoted from other papers.",
     ]
-    parts += [tables.markdown(table, rows).rstrip() for table, rows in filled if not table.figure]
-    if data["costs"]:
-        parts.append(costs.markdown(data["costs"]).rstrip())
+    parts += [grid.markdown(one).rstrip() for one in grids]
     for figure in data["figures"]:
         parts += [f"### {figure['title']}", figure["caption"], f"![{figure['title']}](figures/{figure['id']}.png)"]
     parts.append("`tables/` has each table as Markdown, LaTeX and CSV, with the command that measures each cell.")

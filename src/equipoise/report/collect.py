@@ -14,6 +14,7 @@ from ..runs.command import command
 from ..runs.plan import read_run
 from ..settings import flatten
 from .costs import costs
+from .grid import Grid
 from .series import MAIN, figures, note_joined
 from .tables import WHY_JOINED, explain_joined
 from .words import (
@@ -52,7 +53,7 @@ def collect_data(records: Records) -> dict[str, Any]:
         "headline": headline(filled),
         "tables": [as_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
         "figures": list(figures(filled)),
-        "costs": costs(*filled["costs"]) if any(r.cells[0].found for r in filled["costs"][1]) else None,
+        "costs": as_costs(costs(*filled["costs"])) if any(r.cells[0].found for r in filled["costs"][1]) else None,
         "runs": tell_apart([as_run(found) for found in records.found]),
     }
 
@@ -104,6 +105,12 @@ def as_cell(cell: Filled) -> dict[str, Any]:
         "command": cell.command,
         "runs": [found.id for found in cell.found],
     }
+
+
+def as_costs(grid: Grid) -> dict[str, Any]:
+    """The table of costs of the page, of strings."""
+    rows = [[row.name, *(cell.text for cell in row.cells)] for row in grid.rows]
+    return {"title": grid.title, "caption": grid.caption, "columns": ["", *(c for _, c in grid.columns)], "rows": rows}
 
 
 def as_run(found: Found) -> dict[str, Any]:
