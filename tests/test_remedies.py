@@ -20,6 +20,7 @@ from torch import Tensor
 from equipoise import (
     LUCIR,
     NCM,
+    Balanced,
     BalancedFinetuning,
     Batch,
     ClassOversampling,
@@ -43,6 +44,7 @@ from equipoise import (
     UsageError,
 )
 from equipoise.cli import command
+from equipoise.data.datasets import load
 from equipoise.data.images import Images
 from equipoise.data.memory import EVERYTHING
 from equipoise.data.randomness import generator
@@ -406,6 +408,33 @@ def test_a_remedy_is_recorded_whole_and_read_again(remedy: Remedy) -> None:
     plain = json.loads(json.dumps(to_plain(ILBaseline(remedy))))
     assert plain["remedy"]["name"] == remedy.name and plain["remedy"].keys() == {"name", *vars(remedy)}
     assert from_plain(Method, plain, KINDS) == ILBaseline(remedy)
+
+
+@dataclass(frozen=True)
+class Rooted(Balanced):
+    """Another's remedy, without a name of its own."""
+
+    def lam(self, n: Tensor, past: Tensor, s: Step) -> Tensor:
+        return super().lam(n, past, s).sqrt()
+
+
+def test_a_remedy_that_derives_from_another_is_recorded_as_what_it_is(tmp_path: Path) -> None:
+    method = ILBaseline(Rooted(0.5))
+    assert Rooted.name == "rooted" and remedy_named("rooted") is Rooted and "rooted" not in REMEDIES
+    assert from_plain(Method, json.loads(json.dumps(to_plain(method))), KINDS) == method
+    usual, (base, *later) = prepared(method, base=6, steps=2).settings, prepared(method, base=6, steps=2).step_keys()
+    parent = prepared(ILBaseline(Balanced(0.5)), base=6, steps=2)
+    assert usual != parent.settings and base is not None and not {base, *later} & set(parent.step_keys())
+    images = load("digits").train[torch.arange(30)]
+    Learner(method, 2, recipe=Recipe(1, batch=16)).learn(images.x, images.y.tolist()).save(tmp_path)
+    assert Learner.load(tmp_path).method == method
+
+
+@pytest.mark.parametrize("kind", [Balanced, Rooted, Remedy])
+def test_a_remedy_with_the_name_of_another_is_refused(kind: type[Remedy]) -> None:
+    for name in {"balanced", "meta", kind.name} - {""}:
+        with pytest.raises(UsageError, match=f"is called '{name}' like a remedy that there is: give it a name"):
+            type("Other", (kind,), {"name": name, "__module__": __name__})
 
 
 def prepared(method: Method, **protocol: Any) -> Prepared:

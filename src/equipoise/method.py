@@ -18,7 +18,7 @@ from .nets import Batch, Out
 from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, scale
 from .nets.heads import Head, LinearHead
 from .remedies import Remedy, Standard
-from .settings import check_fields
+from .settings import check_fields, name_class
 from .step import CHOOSE, EVERYTHING, Finetune, Group, Learned, More, Plan, Recipe, Shape, Stage, Stages, Step, base_of
 
 
@@ -71,16 +71,9 @@ class Method:
     def __init_subclass__(cls) -> None:
         """A method without a name of its own is called like its class."""
         super().__init_subclass__()
-        if "name" not in cls.__dict__:
-            cls.name = cls.__name__.lower()
-        own, inside = cls.__module__.split(".")[0], __name__.split(".")[0]
+        inside = __name__.split(".")[0]
         built_in = (kind for kind in Method.__subclasses__() if kind.__module__.split(".")[0] == inside)
-        for kind in (*cls.__mro__[1:], *built_in):
-            if own != inside and issubclass(kind, Method) and kind.name and kind.name == cls.name:
-                raise UsageError(
-                    f"{cls.__qualname__} is called {cls.name!r} like a method that there is: "
-                    "give it a name of its own, such as name = 'mine'"
-                )
+        name_class(cls, (*cls.__mro__[1:], *built_in), "method")
         cls.title = cls.__dict__.get("title") or cls.__name__
 
     def __post_init__(self) -> None:

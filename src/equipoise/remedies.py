@@ -16,13 +16,15 @@ from torch import Tensor
 from .data.memory import EVERYTHING, oversample
 from .errors import UsageError, check
 from .losses import rescaled_cross_entropy, separated_cross_entropy, weighted_cross_entropy
-from .settings import check_fields, number
+from .settings import check_fields, name_class, number
 from .step import Adapt, Finetune, Plan, Recipe, Stage, Step
 
 TINY, HUGE = 1e-6, 1e6
 """bounds of α and ε: beyond them, λ times a count would leave fp32"""
 SMALLEST = 1e-3
 """Meta's α stays at or above this; the paper asks for a positive number only"""
+REMEDIES: dict[str, type[Remedy]] = {}
+"""the paper's, by name; none until they are defined below"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Remedy:
     """images of every old class that it needs"""
     cost: ClassVar[float] = 1.0
     """how much longer an image takes, for the order of a queue"""
+
+    def __init_subclass__(cls) -> None:
+        """A remedy without a name of its own is called like its class."""
+        super().__init_subclass__()
+        name_class(cls, (*cls.__mro__[1:], *REMEDIES.values()), "remedy")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -87,6 +94,8 @@ class Standard(Remedy):
 @dataclass(frozen=True)
 class Weighted(Remedy):
     """A weighted softmax: cross_entropy(z + log λ, y)."""
+
+    name: ClassVar[str] = ""
 
     def at_base(self) -> Remedy:
         """Any of these: with equal counts every λ is the same."""
@@ -155,6 +164,7 @@ class Relaxed(Weighted):
 class OldImages(Remedy):
     """A remedy with the standard loss, which acts after the base step and needs images of old classes."""
 
+    name: ClassVar[str] = ""
     least_memory: ClassVar[int] = 1
 
 
@@ -275,11 +285,8 @@ class Meta(Weighted):
         return Adapt("alpha", self.alpha_lr, SMALLEST, self.every, 128)
 
 
-REMEDIES: dict[str, type[Remedy]] = {
-    kind.name: kind
-    for kind in (
-        Standard, Balanced, Relaxed, Meta, MemoryOversampling, ClassOversampling, LossRescaling, BalancedFinetuning,
-        SeparatedSoftmax,
-    )
-}  # fmt: skip
-"""the paper's, by name"""
+PAPER = (
+    Standard, Balanced, Relaxed, Meta, MemoryOversampling, ClassOversampling, LossRescaling, BalancedFinetuning,
+    SeparatedSoftmax,
+)  # fmt: skip
+REMEDIES |= {kind.name: kind for kind in PAPER}

@@ -7,13 +7,13 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from .errors import DataError, EquipoiseError, check, check_choice
+from .errors import DataError, EquipoiseError, UsageError, check, check_choice
 
 T = TypeVar("T")
 
@@ -45,6 +45,21 @@ def check_fields(value: Any, prefix: str = "") -> None:
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+def name_class(cls: Any, known: Iterable[Any], what: str) -> None:
+    """Name a class that has no name of its own like itself; refuse a user's class with the name of a known one.
+
+    Records name classes: one with the name of another would be read back as that.
+    """
+    if "name" not in vars(cls):
+        cls.name = cls.__name__.lower()
+    own, inside = cls.__module__.split(".")[0], __name__.split(".")[0]
+    if own != inside and cls.name and any(getattr(kind, "name", "") == cls.name for kind in known):
+        raise UsageError(
+            f"{cls.__qualname__} is called {cls.name!r} like a {what} that there is: "
+            "give it a name of its own, such as name = 'mine'"
+        )
 
 
 def to_plain(value: Any) -> Any:
