@@ -77,7 +77,8 @@ def _find(folder: Path | None, progress: bool) -> tuple[Path, Path]:
     if paths := _in_layout(folder):
         return paths
     with Lease(folder / ".equipoise.lock").hold():
-        return _in_layout(folder) or _unpack(_archive(folder) or _download(folder, progress))
+        archives = [path for layout in LAYOUTS if (path := folder / f"{layout}.tar.gz").is_file()]
+        return _in_layout(folder) or _unpack(archives[0] if archives else _download(folder, progress))
 
 
 def _in_layout(folder: Path) -> tuple[Path, Path] | None:
@@ -88,19 +89,11 @@ def _in_layout(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _archive(folder: Path) -> Path | None:
-    archives = (folder / f"{layout}.tar.gz" for layout in LAYOUTS)
-    return next((path for path in archives if path.is_file()), None)
-
-
 def _unpack(archive: Path) -> tuple[Path, Path]:
     """Writes the two expected members next to the archive, and nothing else that it may hold."""
-    if (md5 := _md5(archive)) != MD5[archive.name]:
-        raise _bad(archive, f"has md5 {md5} where {MD5[archive.name]} is expected")
     layout = archive.name.removesuffix(".tar.gz")
     train, test = (archive.parent / layout / name for name in LAYOUTS[layout])
-    train.parent.mkdir(exist_ok=True)
-    with tarfile.open(archive) as tar:
+    with tarfile.open(fileobj=io.BytesIO(_read_checked(archive))) as tar:
         for path in (train, test):
             # The names come from our table, never from the archive, so it cannot choose where to write.
             member = next((m for m in tar if m.name == f"{layout}/{path.name}" and m.isreg()), None)
@@ -119,10 +112,7 @@ def _read(path: Path, records: int) -> Images:
     size = 2 + int(np.prod(SHAPE))  # a record: coarse label, fine label, pixels
     if path.suffix == ".bin" and (found := path.stat().st_size) != records * size:
         raise _bad(path, f"has {found} bytes where {records * size} are expected")
-    data = path.read_bytes()
-    # The bytes that are checked are the bytes that are used: the file is not opened again.
-    if (md5 := hashlib.md5(data, usedforsecurity=False).hexdigest()) != MD5[path.name]:
-        raise _bad(path, f"has md5 {md5} where {MD5[path.name]} is expected")
+    data = _read_checked(path)
     if path.suffix == ".bin":
         table = np.frombuffer(data, np.uint8).reshape(records, size)
         pixels, labels = table[:, 2:], table[:, 1]
@@ -139,18 +129,12 @@ def _read(path: Path, records: int) -> Images:
 class _ArrayUnpickler(pickle.Unpickler):
     """Builds dicts, lists, strings, numbers and NumPy arrays; whatever else a pickle asks for is refused."""
 
-    reconstruct = np.empty(0).__reduce__()[0]  # its module has moved between versions of NumPy
-    allowed: dict[tuple[str, str], Any] = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"): reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): reconstruct,
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return self.allowed[module, name]
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]  # its module has moved between versions of NumPy
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
 def _unpickle(path: Path, data: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -162,9 +146,16 @@ def _unpickle(path: Path, data: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[An
         raise _bad(path, f"is not the pickle it should be ({e})") from e
 
 
-def _md5(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+def _read_checked(path: Path) -> bytes:
+    """All of a file, its checksum verified. The bytes that are checked are those that are used: it is opened once."""
+    data = path.read_bytes()
+    if (md5 := _md5(data)) != MD5[path.name]:
+        raise _bad(path, f"has md5 {md5} where {MD5[path.name]} is expected")
+    return data
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _bad(path: Path, what: str) -> DataError:
@@ -188,23 +179,19 @@ def _download(folder: Path, progress: bool) -> Path:
         torch.hub.download_url_to_file(URL, str(received), progress=progress)
     except (URLError, HTTPException, ConnectionError, TimeoutError) as e:  # not an error of the file system
         reason = e if isinstance(e, HTTPError) else getattr(e, "reason", e)
-        raise DataError(
-            f"CIFAR-100 is not in {folder} and could not be downloaded from {URL} ({reason}): run again, or "
-            f"{_by_hand(folder)}"
-        ) from e
+        words = f"CIFAR-100 is not in {folder} and could not be downloaded from {URL} ({reason})"
+        raise _not_downloaded(folder, words) from e
     finally:
         socket.setdefaulttimeout(before)
-    # A connection that closes early looks like the end of the file.
-    size, md5 = received.stat().st_size, _md5(received)
-    if md5 != MD5[archive.name]:
+    data = received.read_bytes()
+    if (md5 := _md5(data)) != MD5[archive.name]:  # or part of it: a closed connection looks like the end of the file
         received.unlink()
-        raise DataError(
-            f"what {URL} sent, {size} bytes, has md5 {md5} where {MD5[archive.name]} is expected, and was not kept: "
-            f"run again, or {_by_hand(folder)}"
-        )
+        words = f"what {URL} sent, {len(data)} bytes, has md5 {md5} where {MD5[archive.name]} is expected"
+        raise _not_downloaded(folder, f"{words}, and was not kept")
     return received.replace(archive)
 
 
-def _by_hand(folder: Path) -> str:
+def _not_downloaded(folder: Path, what: str) -> DataError:
     archives = " or ".join(f"{layout}.tar.gz" for layout in LAYOUTS)
-    return f"put {archives}, from {PAGE}, into {folder}, or name a folder that holds one with --data DIR"
+    remedy = f"put {archives}, from {PAGE}, into {folder}, or name a folder that holds one with --data DIR"
+    return DataError(f"{what}: run again, or {remedy}")
