@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equipoise.report.figures import matrix_image, plt, svg
+from equipoise.report.figures import draw, matrix_image, plt, svg
 from equipoise.report.page import page
-from equipoise.report.pictures import draw
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.chrome.service import Service  # noqa: E402
@@ -71,6 +70,11 @@ def a_run(i, classes=6):
     }
 
 
+def panel(name, run):
+    result = {"run": {"protocol": {"base": 2}}, "class_order": range(6), "final": {"top1": 50.0}}
+    return {"name": name, "result": {**result, "confusion": run["confusion"]}}
+
+
 def sample():
     """A bit of everything: all states of a cell, all scales of an axis, values that are missing; figures as data."""
     columns = [
@@ -92,16 +96,15 @@ def sample():
     lines = {
         "kind": "lines",
         "caption": "…",
-        "y": {"label": "accuracy, %"},
         "series": [
             {**line, "name": "first", "x": [10, 20, 30], "y": [80.0, 70.5, 60.0], "spread": [1.0, 2.25, 3.0]},
             {**line, "name": "second", "x": [10, 20, 30], "y": [50.0, 40.125, 30.0], "group": 1, "dashed": True},
         ],
     }
-    linear = {"label": "classes", "scale": "linear", "threshold": None, "ticks": None}
-    symlog = {"label": "epsilon", "scale": "symlog", "threshold": 0.1, "ticks": None}
+    linear = {"label": "classes", "scale": "linear"}
+    symlog = {"label": "epsilon", "scale": "symlog", "threshold": 0.1}
     few = [{**line, "name": "few", "x": [0, 0.05, 0.1, 1, 10, 100], "y": [1, 2, 3, 4, 5, 6]}]
-    log = {"label": "rate", "scale": "log", "threshold": None, "ticks": [0.01, 0.1, 1]}
+    log = {"label": "rate", "scale": "log"}
     rates = [{**line, "name": "rates", "x": [0, 0.01, 0.1, 1], "y": [0, 2, 3, 4]}]
     return {
         "title": "A title",
@@ -122,7 +125,7 @@ def sample():
                 "kind": "confusion",
                 "title": "Confusion",
                 "caption": "…",
-                "panels": [{"name": "run 1: 50.0%", "run": "a/run 1"}],
+                "panels": [panel("run 1", a_run(1))],
             },
         ],
         "costs": {
@@ -137,13 +140,9 @@ def sample():
 
 def drawn(data):
     """The data with its figures drawn, as `report` does it."""
-    runs = {run["id"]: run for run in data.get("runs", [])}
-    protocol = {"run": {"protocol": {"base": 2}}, "class_order": range(6), "final": {"top1": 50.0}}
     figures = []
     for figure in data.get("figures", []):
-        results = {id: {"confusion": run["confusion"], **protocol} for id, run in runs.items() if "confusion" in run}
-        some = figure.get("series") or [one for one in figure.get("panels", ()) if one["run"] in runs]
-        made = draw(figure, results) if some else None
+        made = draw(figure) if figure.get("series") or figure.get("panels") else None
         figures.append(figure if made is None else {**figure, "svg": svg(made, figure["title"])})
         plt.close("all")
     return {**data, "figures": figures} if "figures" in data else data
@@ -593,8 +592,7 @@ def test_a_run_has_all_that_is_known_of_it(tree):
 
 def test_a_drawing_has_the_colours_and_fonts_of_the_page():
     figure = sample()["figures"][0]
-    figure["x"]["ticks"] = [10, 20, 30]
-    texts = [svg(draw(figure, {}), figure["title"]) for _ in range(2)]
+    texts = [svg(draw(figure), figure["title"]) for _ in range(2)]
     plt.close("all")
     assert texts[0] == texts[1]
     assert not re.search("#[0-9a-f]{6}|DejaVu|<metadata|<style|<!--", texts[0].replace("#ffffff", ""))
@@ -610,9 +608,8 @@ def test_a_drawing_has_the_colours_and_fonts_of_the_page():
 @pytest.mark.parametrize(("classes", "every"), [(range(50, 101, 5), True), (range(50, 101, 2), False)])
 def test_an_axis_names_every_step_or_round_numbers_if_there_are_many(classes, every):
     figure = sample()["figures"][0]
-    figure["x"]["ticks"] = list(classes)
     figure["series"] = [{**figure["series"][0], "x": list(classes), "y": [1.0] * len(classes), "spread": None}]
-    drawn = draw(figure, {})
+    drawn = draw(figure)
     named = [text.get_text() for text in drawn.axes[0].get_xticklabels()]
     plt.close("all")
     assert (named == [str(number) for number in classes]) == every and len(named) <= 12
@@ -634,11 +631,11 @@ def hostile():
     data["tables"][0]["id"] += HOSTILE
     data["tables"][0]["rows"][0]["cells"][0]["runs"] = [data["runs"][0]["id"]]
     for figure, plain in zip(data["figures"], sample()["figures"]):  # in a drawing there is less room
-        for part in ("x", "y", "series"):
+        for part in ("x", "series"):
             figure |= {part: plain[part]} if part in plain else {}
         if "series" in figure:
             figure["series"][0]["name"] += HOSTILE[:60]
-    data["figures"][-1]["panels"] = [{"name": f"{HOSTILE[:30]}: 5%", "run": data["runs"][1]["id"]}]
+    data["figures"][-1]["panels"] = [panel(HOSTILE[:30], data["runs"][1])]
     data["runs"][0]["settings"][HOSTILE] = HOSTILE
     return data
 

@@ -16,11 +16,10 @@ from equipoise import Balanced, DataError, ILBaseline, paper
 from equipoise.cli import command
 from equipoise.files import claim_folder
 from equipoise.paper.match import Filled, FilledRow, Found, fill, key, missing, recorded, wanted
-from equipoise.report import grid, pictures, report
+from equipoise.report import grid, report
 from equipoise.report.collect import as_run, collect_data
-from equipoise.report.figures import plt
-from equipoise.report.pictures import numbers
-from equipoise.report.series import relaxations
+from equipoise.report.figures import draw, plt
+from equipoise.report.series import numbers, relaxations
 from equipoise.report.tables import make_grid, show
 from equipoise.runs.plan import resolve
 from equipoise.runs.settings import Data, Protocol, Run
@@ -188,7 +187,7 @@ def test_curves_are_those_of_the_records() -> None:
     steps = json.loads(path.read_text())["steps"]
     assert balanced["x"] == [s["classes"] for s in steps] and balanced["y"] == [s["top1"] for s in steps]
     assert balanced["spread"] is None
-    lines = numbers(figure, {}).splitlines()
+    lines = numbers(figure).splitlines()
     assert lines[0] == "series,x,y,spread" and len(lines) == 1 + sum(len(s["x"]) for s in figure["series"])
     weights = next(f for f in data["figures"] if f["id"] == "alpha-5")
     by_name = {s["name"]: s for s in weights["series"]}
@@ -336,8 +335,8 @@ def test_every_figure_shows_its_own_records(everything: tuple[Path, dict[str, in
 def test_what_is_drawn_is_what_is_written(everything: tuple[Path, dict[str, int]]) -> None:
     data = collect_data(recorded(everything[0]))
     for figure in (f for f in data["figures"] if f["kind"] == "lines"):
-        axis = pictures.draw(figure, {}).axes[0]
-        told = list(csv.DictReader(numbers(figure, {}).splitlines()))
+        axis = draw(figure).axes[0]
+        told = list(csv.DictReader(numbers(figure).splitlines()))
         shown = [(line.get_label(), x, y) for line in axis.lines for x, y in zip(*line.get_data())]
         assert [(t["series"], float(t["x"]), float(t["y"])) for t in told] == [
             (name, pytest.approx(x), pytest.approx(y, abs=1e-4)) for name, x, y in shown
@@ -351,7 +350,7 @@ def test_confusion_is_told_in_numbers(everything: tuple[Path, dict[str, int]]) -
     folder, number = everything
     records = recorded(folder)
     figure = next(f for f in collect_data(records)["figures"] if f["kind"] == "confusion")
-    lines = numbers(figure, {found.id: found.result for found in records.found}).splitlines()
+    lines = numbers(figure).splitlines()
     asked_for = next(row.cells[0].run for row in paper.table("confusion").rows if row.name == "IL-Baseline")
     assert asked_for is not None
     i = number[key(asked_for)]

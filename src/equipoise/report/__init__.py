@@ -14,14 +14,13 @@ from . import grid
 from .collect import collect_data
 from .grid import Grid
 from .page import page
-from .series import DATASETS
+from .series import DATASETS, numbers
 from .tables import make_grid
 
 
 def report(results: Path, out: Path) -> list[Path]:
     """Write `index.html`, `README.md`, and every table and figure by itself; returns the first two."""
-    from .figures import plt, save_png, svg  # matplotlib is slow to import, and only pictures need it
-    from .pictures import draw, numbers
+    from .figures import draw, plt, save_png, svg  # matplotlib is slow to import, and only pictures need it
 
     check_folder(out, "report")
     records = recorded(results)
@@ -30,13 +29,12 @@ def report(results: Path, out: Path) -> list[Path]:
     data = collect_data(records)
     grids = [(table, make_grid(table, fill(table, records))) for table in (t.on(*DATASETS) for t in paper.tables())]
     grids = [(table, made) for table, made in grids if data["costs"] or not table.alone]
-    by_id = {found.id: found.result for found in records.found}
     texts = {"README.md": markdown(data, [made for table, made in grids if not table.figure])}
     for _, made in grids:
         texts[f"tables/{made.id}.md"] = grid.markdown(made, commands=True)
         texts[f"tables/{made.id}.tex"] = grid.latex(made, commands=True)
         texts[f"tables/{made.id}.csv"] = grid.comma_separated(made.numbers)
-    texts |= {f"figures/{figure['id']}.csv": numbers(figure, by_id) for figure in data["figures"]}
+    texts |= {f"figures/{figure['id']}.csv": numbers(figure) for figure in data["figures"]}
     pictures = [f"figures/{figure['id']}.png" for figure in data["figures"]]
     names = ["index.html", *texts, *pictures]
     claim_folder(out, "report", names)
@@ -44,7 +42,7 @@ def report(results: Path, out: Path) -> list[Path]:
     for name, text in texts.items():
         write_file(out / name, text.encode())
     for figure, name in zip(data["figures"], pictures):
-        drawn = draw(figure, by_id)
+        drawn = draw(figure)
         save_png(drawn, out / name)
         figure["svg"] = svg(drawn, figure["title"])
         plt.close(drawn)

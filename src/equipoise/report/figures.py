@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -18,12 +19,28 @@ import numpy as np
 from PIL import Image
 
 from ..runs.folder import Result
+from .series import BY_CLASSES, Figure, Series, curve
 
 COLOURS = ("#8c8c8c", "#1f6fb4", "#d9730d", "#2c8a4b", "#8e4fb0", "#b8322a", "#0e8a92", "#a08a00")
 """of lines; the page's style sheet has them for both themes, as --series-0 to --series-7"""
+MARKERS = "os^D"
+"""of lines: shape as well as colour tells them apart"""
 INK, GRID = "#000000", "#e6e6e6"
 
 Curves = Sequence[tuple[str, Sequence[Result]]]
+
+
+def draw(figure: Figure) -> plt.Figure:
+    """A figure of `series.py`."""
+    if figure["kind"] == "confusion":
+        return draw_matrices([(one["name"], one["result"]) for one in figure["panels"]])
+    drawn, axis = plt.subplots(figsize=(5.2, 4.2))
+    draw_lines(axis, figure["title"], figure["x"], figure["series"])
+    columns = 3 if len(figure["series"]) == 3 else 2
+    # The legend is read by rows: the paper's line beside ours.
+    handles = [line for k in range(columns) for line in axis.get_lines()[k::columns]]
+    drawn.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=columns)
+    return drawn
 
 
 def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
@@ -31,27 +48,40 @@ def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
     width = sum(5.2 + 2.8 * (len(curves) > 4) for curves in panels.values())  # many curves have their legend beside
     figure, axes = plt.subplots(1, len(panels), figsize=(width, 3.9), sharey=True, squeeze=False)
     for axis, (title, curves) in zip(axes[0], panels.items()):
-        ticks: set[int] = set()
-        for colour, (name, results) in zip(COLOURS * len(curves), curves):
-            x = [record["classes"] for record in results[0]["steps"]]
-            y = np.array([[record["top1"] for record in result["steps"]] for result in results])
-            ticks.update(x)
+        series = []
+        for group, (name, results) in enumerate(curves):
             average = np.mean([result["average_incremental_accuracy"] for result in results])
-            axis.plot(x, y.mean(0), color=colour, marker="o", markersize=4, label=f"{name} ({average:.1f})")
-            if len(results) > 1:
-                spread = y.std(0, ddof=1)
-                axis.fill_between(x, y.mean(0) - spread, y.mean(0) + spread, color=colour, alpha=0.15, linewidth=0)
-        axis.set_title(title, fontsize=11)
-        axis.set_xlabel("classes learned")
-        axis.set_xticks(sorted(ticks) if len(ticks) <= 12 else [min(ticks), max(ticks)])
+            series.append(curve(f"{name} ({average:.1f})", group, results))
+        draw_lines(axis, title, BY_CLASSES, series)
         axis.set_ylim(0, 102)
-        axis.grid(color=GRID)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.label_outer()
         beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(curves) > 4 else {}
         axis.legend(title="remedy (average)", frameon=False, fontsize=9, title_fontsize=9, **beside)
-    axes[0][0].set_ylabel("accuracy on all of them, %")
     return save_png(figure, path)
+
+
+def draw_lines(axis: plt.Axes, title: str, x: Mapping[str, Any], series: Sequence[Series]) -> None:
+    """Lines over numbers; a dashed line has the colour of the line that it is compared with."""
+    for s in series:
+        group = s["group"]
+        colour, marker = COLOURS[group % len(COLOURS)], MARKERS[(group + group // len(COLOURS)) % len(MARKERS)]
+        style: dict[str, Any] = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": marker}
+        axis.plot(s["x"], s["y"], color=colour, markersize=4, label=s["name"], **style)
+        if s["spread"]:
+            low, high = zip(*((y - d, y + d) for y, d in zip(s["y"], s["spread"])))
+            axis.fill_between(s["x"], low, high, color=colour, alpha=0.15, linewidth=0)
+    axis.set_xscale(x["scale"], **({"linthresh": x["threshold"]} if x["scale"] == "symlog" else {}))
+    ticks = sorted({value for s in series for value in s["x"]})
+    if len(ticks) <= 12:
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_xticks([], minor=True)
+    axis.set_title(title, fontsize=11)
+    axis.set_xlabel(x["label"], fontsize=9)
+    axis.set_ylabel("accuracy, %", fontsize=9)
+    axis.tick_params(labelsize=9)
+    axis.grid(color=GRID)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def confusions(panels: Sequence[tuple[str, Result]], path: Path) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,23 @@ import numpy as np
 from .. import paper
 from ..paper import Table
 from ..paper.match import Filled, FilledRow
+from ..runs.folder import Result
+from .grid import comma_separated
 
 Figure = dict[str, Any]
-"""`kind` lines: `series` of numbers over x, of which those of one `group` share a colour, and dashed ones are the
-paper's; `kind` confusion: `panels`, the runs whose matrices are shown. See `lines` and `confusion`"""
+"""`id`, `title`, `caption`, and of `kind` lines: `series` over the axis `x`; of `kind` confusion: `panels`, each with
+its `name` and the `result` whose matrix is shown"""
+Series = dict[str, Any]
+"""a line's `name`, `x`, `y` and `spread`; lines of one `group` share a colour, `dashed` ones are the paper's"""
 
 DATASETS = tuple(name for name in paper.DATASETS if name != "digits")
 """those of the paper: what was rehearsed on digits is no number of it"""
 MAIN = ("table1", "table3")
 """the two main tables, with memory and without"""
+SHOWN = ("average", "final", "final base", "final new")
+"""what is shown by α or by ε: each has one colour in all of these figures"""
+
+BY_CLASSES = {"label": "classes learned", "scale": "linear"}
 
 
 def note_joined(cells: Iterable[Filled]) -> str:
@@ -32,58 +41,132 @@ def note_joined(cells: Iterable[Filled]) -> str:
 def figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure]:
     """Those of the paper of which something has been measured, and the accuracies by step behind its tables."""
     for id, words in zip(MAIN, ("20 images of every class kept", "without memory")):
-        table, rows = filled[id]
-        for column in table.columns:
-            own = [row for row in rows if not row.row.quoted]
-            cells = [cell_of(row, column.id) for row in own]
-            series = [curve(row.row.name, i, cell) for i, (row, cell) in enumerate(zip(own, cells))]
-            yield from lines(
-                f"steps-{id}-{column.id}",
-                f"{column.group}, {column.title}, {words}",
-                "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation "
-                "where there are several." + note_joined(cells),
-                {"label": "classes learned", "scale": "linear"},
-                [s for s in series if s is not None],
-            )
+        yield from steps(*filled[id], words)
     yield from confusion(filled["confusion"][1])
     yield from weights(filled["table5"][1])
     yield from memory(filled["table4"][1])
     yield from relaxations(filled["epsilon"][1])
 
 
-def lines(id: str, title: str, caption: str, x: dict[str, Any], series: list[Figure]) -> Iterator[Figure]:
-    """A figure of curves, if there is one."""
-    if any(not s["dashed"] for s in series):
-        axis = {"threshold": None, "ticks": sorted({v for s in series for v in s["x"]}), **x}
-        y = {"label": "accuracy, %"}
-        yield {"id": id, "kind": "lines", "title": title, "caption": caption, "x": axis, "y": y, "series": series}
+def steps(table: Table, rows: Sequence[FilledRow], words: str) -> Iterator[Figure]:
+    """For each column of a table, the accuracies after each step."""
+    own = [row for row in rows if not row.row.quoted]
+    for column in table.columns:
+        cells = [cell_of(row, column.id) for row in own]
+        runs = [[one.result for one in cell.found] for cell in cells]
+        yield from lines(
+            f"steps-{table.id}-{column.id}",
+            f"{column.group}, {column.title}, {words}",
+            "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation where there are "
+            "several.",
+            BY_CLASSES,
+            [curve(row.row.name, i, results) for i, (row, results) in enumerate(zip(own, runs)) if results],
+            cells,
+        )
 
 
-def curve(name: str, group: int, cell: Filled) -> Figure | None:
+def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+    """Stability against plasticity by α; the paper's numbers are dashed."""
+    fixed = {float(row.row.name.split()[1]): row for row in rows if row.row.name.startswith("α")}
+    for t in (5, 10):
+        series, used = list[Series](), list[Filled]()
+        for group, metric in enumerate(SHOWN):
+            # The paper has no column for the later classes, but their accuracy is in the same records.
+            column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
+            cells = [cell_of(row, column) for row in fixed.values()]
+            if metric == "final new":
+                cells = [replace(c, cell=replace(c.cell, metric=metric, paper=None)) for c in cells]
+            series += over(metric, group, fixed, cells)
+            used += cells
+        yield from lines(
+            f"alpha-{t}",
+            f"The weight α of old classes, {t} steps",
+            "IL-Baseline, Balanced, CIFAR-100, 20 images of every class kept: the smaller α, the better old classes "
+            "are kept, and the less is learned.",
+            {"label": "α", "scale": "log"},
+            series,
+            used,
+        )
+
+
+def memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+    """Accuracy by the size of the memory; the paper's numbers are dashed."""
+    series: list[Series] = []
+    for group, row in enumerate(rows):
+        sizes = [float(cell.cell.column.title.split()[0]) for cell in row.cells]
+        series += over(row.row.name, group, sizes, row.cells)
+    yield from lines(
+        "memory",
+        "The size of the memory",
+        "Average incremental accuracy on CIFAR-100 in 5 steps, by the number of images kept of every class.",
+        {"label": "images kept of every class", "scale": "log"},
+        series,
+        [cell for row in rows for cell in row.cells],
+    )
+
+
+def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+    """Stability against plasticity by ε, without memory."""
+    for dataset, method, t in itertools.product(DATASETS, ("LUCIR", "PODNet"), (5, 10)):
+        start = f"{method}, {t} steps, ε "
+        own = [row for row in rows if row.row.name.startswith(start)]
+        own = [row for row in own if any(cell.cell.column.dataset == dataset for cell in row.cells)]
+        at = [float(row.row.name.removeprefix(start).rstrip("%")) for row in own]
+        series, used = list[Series](), list[Filled]()
+        for metric in ("average", "final base", "final new"):
+            cells = [cell_of(row, f"{dataset}-{metric.replace(' ', '-')}") for row in own]
+            series += over(metric, SHOWN.index(metric), at, cells)
+            used += cells
+        if max((len(s["x"]) for s in series), default=0) < 3:
+            continue  # a line through two points would pass for a curve
+        yield from lines(
+            f"epsilon-{dataset}-{method.lower()}-{t}",
+            f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",
+            "Without memory; every epoch ends with a short batch. ε in percent of the images of a class: 0 is the "
+            "balanced loss, 100 nearly the standard one.",
+            {"label": "ε, %", "scale": "symlog", "threshold": 0.1},
+            series,
+            used,
+        )
+
+
+def cell_of(row: FilledRow, column: str) -> Filled:
+    """A row's cell in that column."""
+    return next(cell for cell in row.cells if cell.cell.column.id == column)
+
+
+def curve(name: str, group: int, results: Sequence[Result]) -> Series:
     """A run's accuracy by the number of classes, over its seeds."""
-    if not cell.found:
-        return None
-    x = [step["classes"] for step in cell.found[0].result["steps"]]
-    y = np.array([[step["top1"] for step in one.result["steps"]] for one in cell.found])
+    x = [step["classes"] for step in results[0]["steps"]]
+    y = np.array([[step["top1"] for step in result["steps"]] for result in results])
     spread = y.std(0, ddof=1).tolist() if len(y) > 1 else None
     return {"name": name, "x": x, "y": y.mean(0).tolist(), "spread": spread, "dashed": False, "group": group}
 
 
-def over(name: str, points: Sequence[tuple[float, Filled | float | None]], group: int, dashed: bool) -> Figure | None:
-    """A curve over a setting, through the points that there are: measured cells, or published numbers."""
-    known = [(x, v) for x, v in points if (v.ours if isinstance(v, Filled) else v) is not None]
-    if not known:
-        return None
-    y = [v.ours if isinstance(v, Filled) else v for _, v in known]
-    stds = [v.std if isinstance(v, Filled) else None for _, v in known]
-    spread = stds if all(s is not None for s in stds) else None
-    return {"name": name, "x": [x for x, _ in known], "y": y, "spread": spread, "dashed": dashed, "group": group}
+def over(name: str, group: int, at: Iterable[float], cells: Iterable[Filled]) -> Iterator[Series]:
+    """Cells over a setting: a line through what was measured, and a dashed one through the paper's numbers."""
+    both = list(zip(at, cells))
+    ours = [(x, cell.ours, cell.std) for x, cell in both if cell.ours is not None]
+    published = [(x, cell.cell.paper, None) for x, cell in both if cell.cell.paper is not None]
+    for words, points in ((name, ours), (f"{name}, the paper", published)):
+        if points:
+            x, y, deviations = map(list, zip(*points))
+            line = {"name": words, "x": x, "y": y, "dashed": points is published, "group": group}
+            yield {**line, "spread": None if None in deviations else deviations}
+
+
+def lines(
+    id: str, title: str, caption: str, x: Mapping[str, Any], series: Sequence[Series], cells: Iterable[Filled]
+) -> Iterator[Figure]:
+    """A figure of curves that are made of these cells, if anything in it is measured."""
+    if any(not s["dashed"] for s in series):
+        words = caption + note_joined(cells)
+        yield {"id": id, "kind": "lines", "title": title, "caption": words, "x": x, "series": series}
 
 
 def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """The matrices after the last step, of the first seed."""
-    found = [(row.row.name, row.cells[0].found[0]) for row in rows if row.cells[0].found]
-    panels = [{"name": f"{name}: {one.result['final']['top1']:.1f}%", "run": one.id} for name, one in found]
+    panels = [{"name": r.row.name, "result": r.cells[0].found[0].result} for r in rows if r.cells[0].found]
     if panels:
         yield {
             "id": "confusion",
@@ -96,78 +179,17 @@ def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         }
 
 
-SHOWN = ("average", "final", "final base", "final new")
-"""what is shown by α or by ε: each has one colour in all of these figures"""
-
-
-def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
-    """Stability against plasticity by α; the paper's numbers are dashed."""
-    fixed = [row for row in rows if row.row.name.startswith("α")]
-    for t in (5, 10):
-        series = []
-        for group, metric in enumerate(SHOWN):
-            # The paper has no column for the later classes, but their accuracy is in the same records.
-            column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
-            cells = [cell_of(row, column) for row in fixed]
-            if metric == "final new":
-                cells = [replace(c, cell=replace(c.cell, metric=metric, paper=None)) for c in cells]
-            at = [(float(row.row.name.split()[1]), cell) for row, cell in zip(fixed, cells)]
-            series.append(over(metric, at, group, dashed=False))
-            series.append(over(f"{metric}, the paper", [(x, c.cell.paper) for x, c in at], group, dashed=True))
-        yield from lines(
-            f"alpha-{t}",
-            f"The weight α of old classes, {t} steps",
-            "IL-Baseline, Balanced, CIFAR-100, 20 images of every class kept: the smaller α, the better old classes "
-            "are kept, and the less is learned."
-            + note_joined(cell for row in fixed for cell in row.cells if f"-{t}-" in cell.cell.column.id),
-            {"label": "α", "scale": "log"},
-            [s for s in series if s is not None],
-        )
-
-
-def cell_of(row: FilledRow, column: str) -> Filled:
-    """A row's cell in that column."""
-    return next(cell for cell in row.cells if cell.cell.column.id == column)
-
-
-def memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
-    """Accuracy by the size of the memory; the paper's numbers are dashed."""
-    series = []
-    for group, row in enumerate(rows):
-        at = [(float(cell.cell.column.title.split()[0]), cell) for cell in row.cells]
-        series.append(over(row.row.name, at, group, dashed=False))
-        series.append(over(f"{row.row.name}, the paper", [(x, c.cell.paper) for x, c in at], group, dashed=True))
-    yield from lines(
-        "memory",
-        "The size of the memory",
-        "Average incremental accuracy on CIFAR-100 in 5 steps, by the number of images kept of every class."
-        + note_joined(cell for row in rows for cell in row.cells),
-        {"label": "images kept of every class", "scale": "log"},
-        [s for s in series if s is not None],
-    )
-
-
-def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
-    """Stability against plasticity by ε, without memory."""
-    for dataset in DATASETS:
-        for method in ("LUCIR", "PODNet"):
-            for t in (5, 10):
-                start = f"{method}, {t} steps, ε "
-                own = [row for row in rows if row.row.name.startswith(start)]
-                own = [row for row in own if any(cell.cell.column.dataset == dataset for cell in row.cells)]
-                series = []
-                for metric in ("average", "final base", "final new"):
-                    column = f"{dataset}-{metric.replace(' ', '-')}"
-                    at = [(float(r.row.name.removeprefix(start).rstrip("%")), cell_of(r, column)) for r in own]
-                    series.append(over(metric, at, SHOWN.index(metric), dashed=False))
-                if max((len(s["x"]) for s in series if s is not None), default=0) < 3:
-                    continue  # a line through two points would pass for a curve
-                yield from lines(
-                    f"epsilon-{dataset}-{method.lower()}-{t}",
-                    f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",
-                    "Without memory; every epoch ends with a short batch. ε in percent of the images of a class: 0 is "
-                    "the balanced loss, 100 nearly the standard one."
-                    + note_joined(cell for row in own for cell in row.cells if cell.cell.column.dataset == dataset),
-                    {"label": "ε, %", "scale": "symlog", "threshold": 0.1},
-                    [s for s in series if s is not None],
-                )
+def numbers(figure: Figure) -> str:
+    """The points of a figure of curves, or the counts of its matrices that are not 0, as CSV, a line each."""
+    rows: list[tuple[object, ...]]
+    if figure["kind"] == "confusion":
+        rows = [("panel", "true", "predicted", "images")]
+        for panel in figure["panels"]:
+            for i, row in enumerate(panel["result"]["confusion"]):
+                rows += [(panel["name"], i, j, count) for j, count in enumerate(row) if count]
+        return comma_separated(rows)
+    rows = [("series", "x", "y", "spread")]
+    for s in figure["series"]:
+        for x, y, d in zip(s["x"], s["y"], s["spread"] or [None] * len(s["x"])):
+            rows.append((s["name"], f"{x:g}", f"{y:.4f}", None if d is None else f"{d:.4f}"))
+    return comma_separated(rows)
