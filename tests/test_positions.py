@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise import Balanced, BalancedFinetuning, Learner, Meta, Method, Recipe, RunError, Step, UsageError
+from equipoise import Balanced, BalancedFinetuning, Learner, Meta, Method, Recipe, RunError, Stage, Step, UsageError
 from equipoise.data.datasets import load
 from equipoise.data.images import Images
 from equipoise.method import Around
@@ -22,6 +23,7 @@ from equipoise.runs.folder import find_result
 from equipoise.runs.plan import prepare
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
+from equipoise.step import Plan, Stages
 
 FAST = Recipe(epochs=1, lr=0.05, batch=32)
 
@@ -160,3 +162,37 @@ def test_a_stage_without_weights_is_refused_before_its_step_is_trained() -> None
     with pytest.raises(UsageError, match=r"stage refit trains head\.weight, .*, and there are no such weights"):
         made.learn(digits(), range(2, 4), seen.append)
     assert not seen
+
+
+@dataclass(frozen=True)
+class Staged(ILBaseline):
+    """Two stages of which the second is on what is held out, in every step."""
+
+    name: ClassVar[str] = "staged"
+    second: str = "held"
+    h: int = 0
+
+    def hold(self, plan: Plan) -> int:
+        return self.h if plan.t else 0
+
+    def stages(self, plan: Plan) -> Stages:
+        train, choose = super().stages(plan)
+        return (train, Stage(self.second, FAST, images="held"), choose)
+
+
+def test_a_stage_on_held_out_images_is_left_out_where_none_are(tmp_path: Path) -> None:
+    for h, stages in ((0, ["train"] * 2), (2, ["train", "train", "held"])):
+        protocol, seen = Protocol(8, 1, memory="5"), tmp_path / str(h)
+        asked = Run(Staged(h=h), Data("digits"), protocol, replace(FAST, epochs=1))
+        run(asked, seen, Machine("cpu"), Options(store=tmp_path / "store"))
+        lines = [json.loads(line) for line in (seen / "metrics.jsonl").read_text().splitlines()]
+        assert [line["stage"] for line in lines] == stages and lines[-1]["done"] == 1
+        again = run(asked, tmp_path / f"{h} again", Machine("cpu"), Options(store=tmp_path / "store"))
+        assert again["reused"]["steps"] == [0, 1], "each step is shared when what comes before the choice is trained"
+
+
+def test_two_stages_of_one_name_are_refused() -> None:
+    """They would draw the same random numbers, and the record would have the seconds of one of them."""
+    made = learner(Staged(second="train", h=1)).learn(digits(), range(2))
+    with pytest.raises(UsageError, match="^staged has stages called train, train: give each a name of its own"):
+        made.learn(digits(), range(2, 4))

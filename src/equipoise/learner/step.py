@@ -48,22 +48,28 @@ class Before:
 
     @property
     def stages(self) -> Stages:
-        """The trainings of the step, and the choice of the exemplars between them."""
-        return self.method.stages(self.plan)
+        """The trainings of the step, and the choice of the exemplars between them; none on held-out images if there are
+        none."""
+        held = self.method.hold(self.plan) > 0
+        stages = self.method.stages(self.plan)
+        return tuple(s for s in stages if isinstance(s, str) or s.images != "held" or held)
 
     def begin(self, new: list[Hashable], statistics: tuple[Tensor, Tensor] | None, fingerprint: str) -> Live:
         """The net with rows for the new classes, and nothing trained yet."""
         old, plan = self.state, self.plan
         net = self.grow(len(new), channel_statistics(self.images.x[self.data]) if statistics is None else statistics)
-        for stage in self.stages:
-            if isinstance(stage, Stage):
-                check_groups(stage, dict(net.named_parameters()), state=False)
+        stages = [stage for stage in self.stages if isinstance(stage, Stage)]
+        for stage in stages:
+            check_groups(stage, dict(net.named_parameters()), state=False)
+        if len({stage.name for stage in stages}) < len(stages):
+            names = ", ".join(stage.name for stage in stages)
+            raise UsageError(f"{self.method.name} has stages called {names}: give each a name of its own")
         noted = {name: value.clone() for name, value in old.extra.items()}
         state = State(
             net, old.classes + new, plan.sizes, plan.shape, old.exemplars, old.kept, old.keeper, noted, list(old.alphas)
         )  # fmt: skip
         live = Live(state, Position(), fingerprint)
-        if any(isinstance(stage, Stage) for stage in self.stages):
+        if stages:
             self.method.remedy.enter(self.step(live))
         return live
 

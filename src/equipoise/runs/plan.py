@@ -184,7 +184,7 @@ def list_trainings(method: Method, plan: Plan) -> list[Training]:
             memory = everything[place < plan.keep]
             continue
         where = {"all": everything[place >= h], "memory": memory, "held": held}[stage.images]
-        if stage.images == "memory" and len(where) < 2:
+        if len(where) < {"all": 0, "memory": 2, "held": 1}[stage.images]:
             continue
         n = torch.bincount(y[where], minlength=plan.N).float()
         s = Step(
