@@ -194,5 +194,5 @@ def test_a_stage_on_held_out_images_is_left_out_where_none_are(tmp_path: Path) -
 def test_two_stages_of_one_name_are_refused() -> None:
     """They would draw the same random numbers, and the record would have the seconds of one of them."""
     made = learner(Staged(second="train", h=1)).learn(digits(), range(2))
-    with pytest.raises(UsageError, match="^staged has stages called train, train: give each a name of its own"):
+    with pytest.raises(UsageError, match=r"^staged has stages called train, train: give each a name of its own"):
         made.learn(digits(), range(2, 4))
