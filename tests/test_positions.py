@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -196,3 +196,9 @@ def test_two_stages_of_one_name_are_refused() -> None:
     made = learner(Staged(second="train", h=1)).learn(digits(), range(2))
     with pytest.raises(UsageError, match=r"^staged has stages called train, train: give each a name of its own"):
         made.learn(digits(), range(2, 4))
+
+
+@pytest.mark.parametrize("host", ["podnet", ILBaseline, Balanced()], ids=str)
+def test_a_host_that_is_no_method_is_refused(host: Any) -> None:
+    with pytest.raises(UsageError, match=r"^the host of around must be a Method such as PODNet\(\), not "):
+        type("Around", (Around,), {"name": "around"})(host=host)

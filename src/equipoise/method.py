@@ -240,6 +240,11 @@ class Around(Method):
     host: Method = Method()
     remedy: ClassVar[Any] = property(attrgetter("host.remedy"))  # type: ignore[misc]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.host, Method):
+            raise UsageError(f"the host of {self.name} must be a Method such as PODNet(), not {self.host!r}")
+
     def with_remedy(self, remedy: Remedy) -> Self:
         """The host with another remedy."""
         return replace(self, host=self.host.with_remedy(remedy))
