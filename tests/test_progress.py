@@ -13,10 +13,11 @@ from rich.console import Console
 
 from equipoise import LUCIR, ILBaseline, Meta, PODNet
 from equipoise.engine.train import Epoch
+from equipoise.runs.folder import last_epoch
 from equipoise.runs.plan import Training
 from equipoise.runs.progress import Watch, fraction_done
 from equipoise.runs.queue import Job, cost, sort_longest_first
-from equipoise.runs.queue_progress import QueueWatch, Standing, last_epoch, queue_status, queue_words
+from equipoise.runs.queue_progress import QueueWatch, Standing, queue_status, queue_words
 from equipoise.runs.settings import Data, Machine, Run
 
 
@@ -24,11 +25,9 @@ def line(step: int, epoch: int, speed: float = 100.0) -> dict[str, Any]:
     return {"step": step, "epoch": epoch, "done": epoch / 10, "images_per_second": speed, "loss": 1.0}
 
 
-def job(folder: Path, group: str = "", images: Any = (1000, 200, 300), *lines: Any, based: bool = False) -> Job:
+def job(folder: Path, group: str = "", images: Any = (1000, 200, 300), *lines: Any) -> Job:
     folder.mkdir()
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    if based:
-        (folder / "based").touch()
     return Job(Run(ILBaseline(), Data("digits")), Machine("cpu"), folder, group, list(images))
 
 
@@ -95,20 +94,20 @@ def test_a_shared_base_step_is_counted_once_as_far_as_it_has_come(tmp_path: Path
     other = job(tmp_path / "d", "y", (500, 200))
     assert queue_status([*jobs, other], [jobs[2]]).left == 400 + 3 * 200 + 700
     assert queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
-    (tmp_path / "c" / "based").touch()
+    (tmp_path / "c" / "metrics.jsonl").write_text(json.dumps(line(0, 10)) + "\n")
     assert queue_status([*jobs, other], [jobs[2]]).left == 3 * 200 + 700, "c has it, so all have it"
-    assert queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
+    assert queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 200 + 700
 
 
-def test_a_base_step_is_there_by_a_result_or_its_mark_alone(tmp_path: Path) -> None:
+def test_a_base_step_is_there_by_a_result_or_its_last_epoch_alone(tmp_path: Path) -> None:
     gone, there = (job(tmp_path / name, "x", (1000, 200)) for name in "ab")
     gone.failure = "diverged"
     assert queue_status([gone, there], []).left == 1200, "it failed before there was one"
-    (gone.folder / "based").touch()
+    (gone.folder / "metrics.jsonl").write_text(json.dumps(line(1, 1)) + "\n")
     assert queue_status([gone, there], []).left == 200, "it failed after"
-    (gone.folder / "based").unlink()
+    (gone.folder / "metrics.jsonl").unlink()
     gone.failure, gone.result = None, {}
-    assert queue_status([gone, there], []).left == 200, "it is done: the mark is gone, the step is not"
+    assert queue_status([gone, there], []).left == 200, "it is done"
 
 
 def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> None:
@@ -191,12 +190,12 @@ def test_without_a_terminal_lines_are_printed_beside_the_output(
         assert said(watch, 0, b) == "1 of 2 done, 1 running\n"
         b.failure = "no"
         assert said(watch, 0) == "1 of 2 done, 0 running, 1 failed\n"
-    with QueueWatch(
-        Console(file=output), [c := job(tmp_path / "c", "x", (900,), line(0, 0, 10.0), based=True)]
-    ) as watch:
-        assert said(watch, 0, c) == "0 of 1 done, 1 running\n", "its base step is there already"
-    with QueueWatch(Console(file=output), [c], shared=False) as watch:
-        assert said(watch, 0, c) == "0 of 1 done, 1 running, 1 min 30 s left\n", "but not for those who share nothing"
+    jobs = [job(tmp_path / name, "x", (900,), line(0, epoch, 10.0)) for name, epoch in (("c", 0), ("d", 10))]
+    with QueueWatch(Console(file=output), jobs) as watch:
+        assert said(watch, 0, jobs[0]) == "0 of 2 done, 1 running, 1 waiting\n", "its base step is there already"
+    with QueueWatch(Console(file=output), jobs, shared=False) as watch:
+        told = "0 of 2 done, 1 running, 1 waiting, 1 min 30 s left\n"
+        assert said(watch, 0, jobs[0]) == told, "but not for those who share nothing"
 
 
 def test_in_a_terminal_a_bar_says_all_and_nothing_else(

@@ -68,7 +68,7 @@ from equipoise.runs.folder import Result, read_result
 from equipoise.runs.metrics import forgetting
 from equipoise.runs.plan import Prepared, read_run, resolve, total_images
 from equipoise.runs.plan import prepare as prepared
-from equipoise.runs.progress import Watch
+from equipoise.runs.progress import Watch, duration
 from equipoise.runs.run import run as run_on
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 from equipoise.runs.shared_steps import SharedSteps
@@ -151,15 +151,12 @@ class Ear(Watch):
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.reuse: list[tuple[int, float]] = []
+        self.reuse: list[str] = []
         self.trained: list[tuple[int, int]] = []
         self.steps: list[dict[str, Any]] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def reused(self, t: int, seconds: float) -> None:
-        self.reuse.append((t, seconds))
+        (self.reuse if "reused from the store" in text else self.said).append(text)
 
     def epoch(self, e: Any) -> None:
         self.trained.append((e.step, e.epoch))
@@ -647,8 +644,8 @@ def test_a_run_from_a_reused_prefix_is_bit_identical(other: Run, done: Done, tmp
     spent = sum(s["seconds"] for s in read_result(done[0])["steps"] if s["step"] in steps[:-1])
     spent += next(m["seconds"] for m in metrics(done[0]) if m["epoch"] == 3 and m["step"] == steps[-1])
     assert shared["reused"]["seconds"] == pytest.approx(spent, abs=0.01) and shared["reused"]["seconds"] > 0
-    ((t, seconds),) = ear.reuse
-    assert t == steps[-1] and seconds == pytest.approx(shared["reused"]["seconds"], abs=0.001)
+    took = duration(shared["reused"]["seconds"])
+    assert ear.reuse == [f"steps 0 to {steps[-1]} reused from the store (they had taken {took})"]
     assert all(s["seconds"] > 0 for s in shared["steps"])
     assert_same_run(tmp_path / "shared", tmp_path / "alone")
     assert read_result(tmp_path / "shared") == shared

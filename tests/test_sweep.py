@@ -31,12 +31,12 @@ from equipoise.cli.words import expand_lists, pop_flag, read_runs
 from equipoise.runs.folder import claim_run_folder
 from equipoise.runs.mps import PRIORITY
 from equipoise.runs.progress import Watch
-from equipoise.runs.queue import Job, find_critical, map
+from equipoise.runs.queue import Job, find_critical, has_base, map
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 from equipoise.runs.shared_steps import SharedSteps
 from equipoise.runs.worker import conclude_try, gpu_for
-from equipoise.runs.workers import Local, default_workers, in_base_step, next_job
+from equipoise.runs.workers import Local, default_workers, next_job
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
 CPU = Machine("cpu")
@@ -593,10 +593,12 @@ def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
     assert next_job([b, c], [a], on) is c and next_job([b], [a, c], on) is None
     assert next_job([b], [a], Local(workers=3)) is b  # nothing is shared: nothing is waited for
     a.folder.mkdir()
-    (a.folder / "metrics.jsonl").write_text('{"step": 0}')
-    assert in_base_step(a.folder) and next_job([b], [a], on) is None
-    (a.folder / "based").touch()
-    assert not in_base_step(a.folder) and next_job([b], [a], on) is b
+    line = {"step": 0, "epoch": 1, "done": 0.5, "images_per_second": 1.0}
+    (a.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert not has_base(a) and next_job([b], [a], on) is None
+    for further in ({"done": 1.0}, {"step": 1, "done": 0.1}):
+        (a.folder / "metrics.jsonl").write_text(json.dumps(line | further) + "\n")
+        assert has_base(a) and next_job([b], [a], on) is b
     assert next_job([b], [], on) is b  # whoever computed it is gone
 
 

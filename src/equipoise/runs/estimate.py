@@ -24,7 +24,7 @@ from ..settings import digest, to_plain
 from ..step import Plan, Stage
 from .environment import hardware, versions
 from .plan import list_trainings, method_at_base, plan_steps, resolve, sizes_of, total_images
-from .settings import Run
+from .settings import Protocol, Run
 from .shared_steps import default_store
 
 
@@ -147,16 +147,8 @@ def estimate(
     for run in map(resolved, runs):
         speed = speed_of(run, device, say)
         base, *later = images_of(run)
-        p = run.protocol
-        same = (
-            to_plain(method_at_base(run.method)),
-            to_plain(run.data),
-            p.base,
-            p.order,
-            run.seed,
-            to_plain(run.recipe),
-        )
-        key = digest([*same, base])
+        only_base = Protocol(run.protocol.base, order=run.protocol.order)
+        key = digest([to_plain(replace(run, method=method_at_base(run.method), protocol=only_base)), base])
         seconds += 0.0 if shared and key in based else base / speed.base
         seconds += sum(later) / speed.later
         mib = max(mib, speed.mib)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,9 @@ FORMAT = 1
 PARTS: dict[str, type] = dict.fromkeys(("run", "machine", "versions", "final"), dict)
 PARTS |= dict.fromkeys(("steps", "confusion", "class_order", "alpha"), list)
 """what every result has, besides numbers"""
-BASED = "based"
-"""marker file: the base step is finished, computed or taken over, and can be shared"""
 LOG, ERROR, WARNINGS = "log.txt", "error.txt", "warnings.txt"
 """what a worker of a queue writes"""
-FILES = ("run.json", "metrics.jsonl", "result.json", "checkpoint", "model", BASED, LOG, ERROR, WARNINGS)
+FILES = ("run.json", "metrics.jsonl", "result.json", "checkpoint", "model", LOG, ERROR, WARNINGS)
 """all that is ever written to a run's folder; `tensorboard` is a folder of its own"""
 
 
@@ -102,6 +101,22 @@ def check_same(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str,
 def explain(name: str, there: Any, here: Any) -> str:
     """How a setting differs; without its values where they are long."""
     return name if len(str(here)) > 50 or len(str(there)) > 50 else f"{name} (there {there}, here {here})"
+
+
+NEEDED = {"step", "epoch", "done", "images_per_second"}
+"""what a line of metrics.jsonl must have to be of use to a queue"""
+
+
+def last_epoch(folder: Path) -> dict[str, Any] | None:
+    """The last whole line of a run's metrics.jsonl; None if there is none that is an epoch."""
+    with contextlib.suppress(OSError, ValueError):
+        with (folder / "metrics.jsonl").open("rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - 2000))
+            lines = f.read().split(b"\n")[:-1]
+        found: Any = json.loads(lines[-1]) if lines else None
+        if isinstance(found, dict) and found.keys() >= NEEDED:
+            return found
+    return None
 
 
 def read_result(folder: Path) -> Result:

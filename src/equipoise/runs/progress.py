@@ -28,10 +28,6 @@ class Watch:
     def say(self, text: str) -> None:
         """Something the user should know."""
 
-    def reused(self, t: int, seconds: float) -> None:
-        """Steps up to t came from the store; they had taken so long."""
-        self.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
-
     def tick(self, t: int, done: float) -> None:
         """Step t has come so far, as a fraction."""
 
@@ -81,7 +77,7 @@ def fraction_done(step: list[Training], stage: str, epochs: float) -> float:
     return (before + epochs * step[k].images) / max(1, total)
 
 
-HOOKS = ("begin", "before", "say", "reused", "tick", "epoch", "confusion", "step", "close")
+HOOKS = ("begin", "before", "say", "tick", "epoch", "confusion", "step", "close")
 """all that a watch is told by"""
 
 

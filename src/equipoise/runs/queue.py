@@ -17,7 +17,7 @@ from ..engine.device import resolve_device
 from ..errors import DataError, EquipoiseError, sentence
 from ..settings import digest
 from .command import run_name
-from .folder import Result, check_run_folder, read_result
+from .folder import Result, check_run_folder, last_epoch, read_result
 from .plan import prepare, total_images
 from .settings import Machine, Run
 
@@ -69,27 +69,23 @@ def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: Non
     folder is all the state there is. Nothing is returned: each job ends with a result or a failure, noted on it.
     """
     for job in jobs:
-        conclude_if_done(job)
+        conclude(job)
     on.do(run, [job for job in jobs if not job.over], tell)
 
 
-def conclude_if_done(job: Job) -> None:
-    """Read the result of a job if there is one."""
+def conclude(job: Job, done: bool = False) -> None:
+    """Read the result of a job if there is one; if it is `done`, there must be."""
     try:
-        done = (job.folder / "result.json").is_file()
-    except OSError as error:  # no permission to look
+        if done or (job.folder / "result.json").is_file():
+            job.result = read_result(job.folder)
+    except (DataError, OSError) as error:  # perhaps no permission to look
         job.failure = sentence(error)
-        return
-    if done:
-        conclude(job)
 
 
-def conclude(job: Job) -> None:
-    """Read the result of a job that is done."""
-    try:
-        job.result = read_result(job.folder)
-    except (DataError, OSError) as error:
-        job.failure = sentence(error)
+def has_base(job: Job) -> bool:
+    """Whether a job has its base step, so that others can take it over. One that is over may have failed before."""
+    line = last_epoch(job.folder)
+    return job.result is not None or (line is not None and (line["step"] > 0 or line["done"] == 1))
 
 
 def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | None = None) -> list[Job]:

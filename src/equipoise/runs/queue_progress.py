@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
-from .folder import BASED
+from .folder import last_epoch
 from .progress import bar_with_words, duration
-from .queue import Job
+from .queue import Job, has_base
 
 
 class Standing(NamedTuple):
@@ -63,29 +59,6 @@ def queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) 
     speed = sum(speeds) * (1 + unknown / len(speeds)) if speeds else 0.0
     failed, over = sum(job.failure is not None for job in jobs), sum(job.over for job in jobs)
     return Standing(over - failed, failed, len(busy), len(jobs) - over - len(busy), left, speed)
-
-
-def has_base(job: Job) -> bool:
-    """Whether a job has its base step: by its result or its mark. That it is over is not enough: it may have failed."""
-    with contextlib.suppress(OSError):  # it may be that nobody can look there
-        return job.result is not None or (job.folder / BASED).exists()
-    return False
-
-
-NEEDED = {"step", "epoch", "done", "images_per_second"}
-"""what a line of metrics.jsonl must have to be of use here"""
-
-
-def last_epoch(folder: Path) -> dict[str, Any] | None:
-    """The last whole line of a run's metrics.jsonl; None if there is none that is an epoch."""
-    with contextlib.suppress(OSError, ValueError):
-        with (folder / "metrics.jsonl").open("rb") as f:
-            f.seek(max(0, f.seek(0, os.SEEK_END) - 2000))
-            lines = f.read().split(b"\n")[:-1]
-        found: Any = json.loads(lines[-1]) if lines else None
-        if isinstance(found, dict) and found.keys() >= NEEDED:
-            return found
-    return None
 
 
 class QueueWatch:

@@ -20,10 +20,10 @@ from ..engine.train import Epoch
 from ..errors import DataError
 from ..learner import Learner
 from .environment import hardware, versions
-from .folder import BASED, Result
+from .folder import Result
 from .metrics import confusion_matrix, forgetting, summary
 from .plan import Prepared
-from .progress import Watch, fraction_done
+from .progress import Watch, duration, fraction_done
 from .settings import Options
 from .shared_steps import SharedSteps
 
@@ -47,7 +47,6 @@ class Attempt:
         self.learner = plan.learner
         self.keys = [key or "" for key in plan.step_keys()]
         self.work = plan.work()
-        self.marker = folder / BASED
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
         self.reused: dict[str, Any] | None = None
@@ -132,9 +131,8 @@ class Attempt:
             seconds = round(sum(r["seconds"] for r in self.records) + under_way, 3)
             self.reused = {"steps": [*range(t + 1)], "seconds": seconds, "key": key}
             self.rewrite_metrics()
-            self.watch.reused(t, seconds)
+            self.watch.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
             self.watch.before(self.lines, self.records)
-            self.marker.touch()
             return
 
     # While it is trained -------------------------------------------------------------------------------------
@@ -152,8 +150,7 @@ class Attempt:
     def at_epoch_end(self, learner: Learner) -> None:
         """Note the epoch, tell of it, and save what is due."""
         e = learner.progress_
-        if e is None:
-            raise TypeError("this is called at the end of an epoch")
+        assert e is not None, "this is called at the end of an epoch"
         self.trained = True
         line = {k: round(v, 6) if isinstance(v, float) else v for k, v in e._asdict().items()}
         line["done"] = round(fraction_done(self.work[e.step], e.stage, e.epoch), 6)
@@ -182,7 +179,6 @@ class Attempt:
                     self.shared.put(key, lambda folder: self.learner.save(folder, note))
             except OSError as error:  # sharing is a convenience; the run goes on without
                 self.watch.say(f"step {e.step} cannot be shared with other runs: {error}")
-        self.marker.touch()
 
     def end_step(self, t: int) -> None:
         """Measure, note and save."""

@@ -56,7 +56,6 @@ def run(
         plan.learner.own_exemplars(plan.train).rename(labels).save(folder / "model")
         files.write_json(folder / "result.json", result)
         files.remove(folder / "checkpoint")
-        attempt.marker.unlink(missing_ok=True)
         return result
 
 

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from ..errors import BusyError, first_line, sentence
-from .folder import ERROR, LOG, WARNINGS, claim_run_folder, is_locked
+from .folder import ERROR, LOG, WARNINGS, claim_run_folder, is_locked, last_epoch
 from .mps import PRIORITY, YIELDING
 from .progress import Both, PlainWatch, Watch
 from .queue import Job, Work, conclude
-from .queue_progress import last_epoch
 from .tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def start_process(run: Work, job: Job, on: Local, slot: int, here: str, yields: 
 def conclude_try(job: Job, code: int | None) -> bool:
     """Note how a job's process ended; whether that is the end of the job, or it is to be tried again."""
     if code == 0:
-        conclude(job)
+        conclude(job, done=True)
         return True
     if code == BUSY:
         job.tries -= 1
@@ -134,7 +133,7 @@ def work(run: Work, job: Job, on: Local, parent: int, told: Mapping[str, str]) -
         sys.exit(code)
 
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see ctrl_c_kept_back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see block_ctrl_c
         watch: Watch = PlainWatch(words)
         if on.tensorboard:
             watch = Both(watch, TensorBoard(folder))

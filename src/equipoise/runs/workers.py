@@ -24,9 +24,9 @@ import torch
 from ..engine.device import resolve_device
 from ..errors import UsageError, sentence
 from .environment import cores
-from .folder import BASED, is_locked
+from .folder import is_locked
 from .mps import multi_process_service
-from .queue import Job, Tell, Work, conclude_if_done, find_critical
+from .queue import Job, Tell, Work, conclude, find_critical, has_base
 from .settings import Options
 from .tensorboard import summary_writer
 from .worker import BUSY, conclude_try, repeat_warnings, start_process
@@ -114,7 +114,7 @@ class Crew:
         if time.monotonic() - self.looked < LOOK:
             return
         for job in self.waiting:
-            conclude_if_done(job)
+            conclude(job)
         self.waiting = [job for job in self.waiting if not job.over]
         self.elsewhere = [job for job in self.waiting if is_locked(job.folder)]
         for job in self.elsewhere:
@@ -157,13 +157,8 @@ class Crew:
 
 def next_job(waiting: Sequence[Job], busy: Sequence[Job], on: Local) -> Job | None:
     """The first job that would not merely wait for the base step that another is computing."""
-    computing = {job.group for job in busy if job.group and on.options.store is not None and in_base_step(job.folder)}
+    computing = {job.group for job in busy if job.group and on.options.store is not None and not has_base(job)}
     return next((job for job in waiting if job.group not in computing), None)
-
-
-def in_base_step(folder: Path) -> bool:
-    """Whether the run of a folder neither has its base step nor is done."""
-    return not any((folder / name).exists() for name in (BASED, "result.json"))
 
 
 @contextlib.contextmanager
