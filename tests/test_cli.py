@@ -42,7 +42,7 @@ from equipoise import (
 )
 from equipoise.__main__ import main
 from equipoise.cli import VERBS, command
-from equipoise.cli.flags import Request, parse_request
+from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import COUNTS, SHAPES
 from equipoise.errors import UsageError
 from equipoise.files import MANIFEST
@@ -151,6 +151,20 @@ def test_no_words_print_the_usage_and_are_an_error(capsys):
     out = capsys.readouterr().out
     assert out.startswith("usage: equipoise VERB")
     assert all(f"\n  {verb} " in out for verb in ("run", "show", "demo"))
+
+
+def test_the_help_of_a_run_begins_with_what_one_needs_and_groups_the_rest(capsys):
+    out = done(capsys, "run", "lucir", "--remedy", "meta", "--help").out
+    first = ["dataset", "remedy", "steps", "memory", "out"]
+    usage, _, rest, top, *groups = out.split("\n\n")
+    assert re.findall(r"--([\w-]+)", usage) == ["help", *first] and usage.endswith("[FLAGS]")
+    assert rest.endswith("at the mean of their features.") and list(flags_in(top)) == first
+    titles = [f"{group} options" for group in ("method", "remedy", "protocol", "recipe", "machine")]
+    assert [group.splitlines()[0] for group in groups] == titles
+    begins = ["lambda-base", "alpha-lr", "validation", "epochs", "device"]
+    assert [next(iter(flags_in(group))) for group in groups] == begins
+    plain = re.findall(r"^  --[\w-]+(?:, --[\w-]+| (?:INT|FLOAT|PATH|VALUE)(?: \.\.\.)?)?(?= )", out, re.MULTILINE)
+    assert len(plain) == len(flags_in(out)) and all(len(line) <= 80 for line in out.splitlines())
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -850,36 +864,68 @@ def test_epsilon_zero_without_memory_is_balanced(capsys):
     assert measured("a") == measured("b")
 
 
-@pytest.mark.parametrize(
-    ("words", "about"),
-    [
-        ([*DIGITS, "--epochs", "few"], "--epochs: 'few' is not a whole number"),
-        ([*DIGITS, "--base", "few"], "--base: 'few' is not a whole number"),
-        ([*DIGITS, "--lr", "fast"], "--lr: 'fast' is not a number"),
-        ([*DIGITS, "--milestones", "0.5", "late"], "--milestones: '0.5', 'late' cannot be read"),
-        ([*DIGITS, "--select", "best"], "invalid choice 'best' for argument '--select'"),
-        ([*DIGITS, "--precision", "fp16"], "'--precision'"),
-        ([*DIGITS, "--remedys", "meta"], "did you mean '--remedy'"),
-        ([*DIGITS, "--memory"], "'--memory'"),
-        ([*DIGITS, "--remedy"], "--remedy needs a value"),
-        ([*DIGITS, "cifar100"], "unrecognized options: cifar100"),
-        (["show", "--figures"], "--figures"),
-        (["show", "x", "--figure", "y"], "unrecognized options: --figure"),
-        (["report"], "folder of records"),
-        (["demo", "--seeds", "few"], "--seeds: 'few' is not a whole number"),
-        (["paper", "--seeds", "few"], "--seeds: 'few' is not a whole number"),
-        (["bench", "--precision", "half"], "'--precision'"),
-    ],
-    ids=lambda v: "_".join(v[-2:]) if isinstance(v, list) else "",
-)
-def test_words_that_cannot_be_parsed(capsys, words, about):
-    said = refused(capsys, 2, *words)
-    assert about in said and said.count("\n") == 0
-    assert not re.search("[│╭─]|Errno|<class", said)
-    if "unknown" not in said and "needs" not in said:
-        verb = " ".join(words[:2]) if words[0] == "run" else words[0]
-        assert said.endswith(f"; equipoise {verb} --help lists all flags")
+TYPING_ERRORS = [
+    ("run il-baseline", "--epochs few", "--epochs: 'few' is not a whole number"),
+    ("run il-baseline", "--epochs 1.5", "--epochs: '1.5' is not a whole number"),
+    ("run il-baseline", "--epochs=3=4", "--epochs: '3=4' is not a whole number"),
+    ("run il-baseline", "--epochs 1e3", "--epochs: '1e3' is not a whole number"),
+    ("run il-baseline", "--seed 1,2", "--seed: '1,2' is not a whole number"),
+    ("run il-baseline", "--base few", "--base: 'few' is not a whole number"),
+    ("run il-baseline", "--lr fast", "--lr: 'fast' is not a number"),
+    ("run il-baseline", "--lr=", "--lr: '' is not a number"),
+    ("run il-baseline", "--momentum 0,9", "--momentum: '0,9' is not a number"),
+    ("run il-baseline", "--milestones 0.5 late", "--milestones: 'late' is not a number"),
+    ("run il-baseline", "--milestones 0.5,0.75", "--milestones: '0.5,0.75' is not a number"),
+    ("run il-baseline", "--select best", "--select: 'best' is none of 'herding', 'random'"),
+    (
+        "run il-baseline",
+        "--select Herding",
+        "--select: 'Herding' is none of 'herding', 'random' (did you mean 'herding'?)",
+    ),
+    ("run il-baseline", "--last shrot", "--last: 'shrot' is none of 'joined', 'short' (did you mean 'short'?)"),
+    ("run il-baseline", "--memory", "--memory needs a value"),
+    ("run il-baseline", "--seed --lr 1", "--seed needs a value"),
+    ("run il-baseline", "cifar100", "unexpected word 'cifar100'"),
+    ("run il-baseline", "--seed 1 2", "unexpected word '2'"),
+    ("run il-baseline", "epochs 3", "unexpected word 'epochs' (did you mean '--epochs'?)"),
+    ("run il-baseline", "--epoch 3", "unknown flag '--epoch' (did you mean '--epochs'?)"),
+    ("run il-baseline", "--remedys meta", "unknown flag '--remedys' (did you mean '--remedy'?)"),
+    ("run il-baseline", "--EPOCHS 3", "unknown flag '--EPOCHS' (did you mean '--epochs'?)"),
+    ("run il-baseline", "-seed 1", "unknown flag '-seed' (did you mean '--seed'?)"),
+    ("run il-baseline", "-s 1", "unknown flag '-s'"),
+    ("run il-baseline", "-- x", "unknown flag '--'"),
+    ("run il-baseline", "--zzz 1", "unknown flag '--zzz'"),
+    ("run il-baseline", "--tensorboard=yes", "--tensorboard takes no value"),
+    ("run lucir", "--imprint=no", "--imprint takes no value"),
+    ("run lucir", "--k 2", "unknown flag '--k' (did you mean '--K'?)"),
+    ("run lucir", "--no-imprints", "unknown flag '--no-imprints' (did you mean '--no-imprint'?)"),
+    ("sweep il-baseline", "--seed 0,x", "--seed: 'x' is not a whole number"),
+    ("show", "", "say which folders to show: of runs, or folders that hold such folders"),
+    ("show", "--figures", "--figures needs a value"),
+    ("show", "x --figure y", "unknown flag '--figure' (did you mean '--figures'?)"),
+    ("report", "", "say which folder of records"),
+    ("report", "a b", "unexpected word 'b'"),
+    ("demo", "--seeds few", "--seeds: 'few' is not a whole number"),
+    ("demo", "3", "unexpected word '3'"),
+    ("paper", "--seeds few", "--seeds: 'few' is not a whole number"),
+    ("paper", "--format html", "--format: 'html' is none of 'terminal', 'markdown', 'latex', 'csv'"),
+    ("paper", "table1 --no-runs", "unknown flag '--no-runs' (did you mean '--no-run'?)"),
+    ("bench", "--packed 2 few", "--packed: 'few' is not a whole number"),
+    ("bench", "--precision fp16", "--precision: 'fp16' is none of 'auto', 'fp32', 'bf16' (did you mean 'bf16'?)"),
+]
+
+
+@pytest.mark.parametrize(("command_", "words", "about"), TYPING_ERRORS, ids=lambda v: v.replace(" ", "_"))
+def test_a_typing_error_is_one_sentence_which_names_the_help(capsys, command_, words, about):
+    said = refused(capsys, 2, *command_.split(), *words.split())
+    assert said == f"equipoise: {about}; equipoise {command_} --help lists all flags"
     assert [p.name for p in Path().iterdir()] == ["home"]
+    assert done(capsys, *command_.split(), "--help").out.startswith(f"usage: equipoise {command_} [--help]")
+
+
+@pytest.mark.parametrize("flag", ["--remedy", "--dataset"])
+def test_a_flag_that_chooses_other_flags_needs_a_value(capsys, flag):
+    assert refused(capsys, 2, "run", "il-baseline", flag) == f"equipoise: {flag} needs a value"
 
 
 EMPTY = [
@@ -1247,6 +1293,15 @@ def test_what_is_slow_to_import_waits_until_it_is_needed():
     slow = ["sklearn", "scipy", "matplotlib", "tensorboard", "triton"]
     done = subprocess.run([sys.executable, "-c", words, *slow], capture_output=True, text=True, timeout=120)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_help_the_version_and_errors_of_usage_wait_for_nothing_slow():
+    words = ["", "--help", "--version", "nothing", "show", "report", "demo 3", "demo --seeds 0", "paper --seeds 0"]
+    words += ["bench --packed 1", *(f"{verb} --help" for verb in VERBS if verb not in ("run", "sweep"))]
+    program = "import sys; from equipoise.cli import command; codes = [command(w.split()) for w in sys.argv[1:]]"
+    program += "; print(codes, {'torch', 'numpy', 'rich', 'matplotlib'} & sys.modules.keys(), file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
+    assert ended.stderr.splitlines()[-1] == f"{[2, 0, 0, *[2] * 7, *[0] * 5]} set()", ended.stderr
 
 
 def test_the_process_exits_with_the_code_and_one_sentence():

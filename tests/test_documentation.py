@@ -17,7 +17,7 @@ import torch
 
 from equipoise import Balanced, Batch, Learner, Meta, Method, Out, Recipe, Standard, UsageError
 from equipoise.cli import command
-from equipoise.cli.flags import Request, parse_request
+from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import load
 from equipoise.methods import built_in, known
 from equipoise.remedies import REMEDIES

@@ -15,7 +15,7 @@ import pytest
 
 from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, paper
 from equipoise.cli import command, reproduce
-from equipoise.cli.flags import Request, parse_request
+from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import COUNTS, SHAPES, load
 from equipoise.data.memory import Budget
 from equipoise.errors import unknown

@@ -12,8 +12,6 @@ import math
 import numbers
 from collections.abc import Iterable
 
-import torch
-
 
 class EquipoiseError(Exception):
     """The common ancestor: catching it catches everything that Equipoise says about bad input."""
@@ -38,14 +36,20 @@ class BusyError(RunError):
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """An unknown name, with the nearest known one and the list of all; of very many, those that are nearest."""
     by_low = {one.lower(): one for one in sorted(known)}
-    near = difflib.get_close_matches(name.lower(), by_low, n=8, cutoff=0.0)
-    close = difflib.get_close_matches(name.lower(), near, n=1, cutoff=0.5)
-    hint = f"did you mean {by_low[close[0]]!r}? " if close else ""
-    listed = list(by_low) if len(by_low) <= 20 else near
+    close = nearest(name, by_low.values())
+    hint = f"did you mean {close!r}? " if close else ""
+    listed = list(by_low) if len(by_low) <= 20 else difflib.get_close_matches(name.lower(), by_low, n=8, cutoff=0.0)
     names = [by_low[one] for one in listed]
     names += [f"and {len(by_low) - len(listed)} more"] if len(listed) < len(by_low) else []
     between = "; " if any("," in one for one in listed) else ", "
     return UsageError(f"unknown {what} {name!r}: {hint}There is: {between.join(names)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one; None if none is."""
+    by_low = {one.lower(): one for one in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), by_low, n=1)
+    return by_low[close[0]] if close else None
 
 
 def check(
@@ -84,6 +88,8 @@ def first_line(error: BaseException) -> str:
 
 def is_gpu_full(error: BaseException) -> bool:
     """Whether the memory of a GPU did not suffice; drivers and compilers say so in errors of other kinds."""
+    import torch  # which takes seconds: errors of usage do not wait for it
+
     words = first_line(error)
     other = isinstance(error, RuntimeError) and "CUDA" in words and "out of memory" in words
     return isinstance(error, torch.OutOfMemoryError) or other
@@ -91,6 +97,8 @@ def is_gpu_full(error: BaseException) -> bool:
 
 def describe_gpu_failure(error: BaseException) -> str | None:
     """That a GPU is lost or broke off, and in what words it did; None for all other errors."""
+    import torch
+
     words = first_line(error)
     other = isinstance(error, RuntimeError) and ("CUDA error" in words or "cuDNN error" in words)
     if is_gpu_full(error) or not (isinstance(error, torch.AcceleratorError) or other):
@@ -100,14 +108,18 @@ def describe_gpu_failure(error: BaseException) -> str | None:
 
 def sentence(error: BaseException, lower: str = "--batch") -> str | None:
     """What went wrong and what to do about it; None for a fault of ours. `lower` is what to lower on a full GPU."""
-    if is_gpu_full(error):
-        return f"the GPU is out of memory: lower {lower}, or free the GPU of other processes and run the same command"
-    if said := describe_gpu_failure(error):
-        return f"{said}: see whether nvidia-smi still lists it, and run the same command again"
+    if isinstance(error, EquipoiseError):
+        return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"
     if isinstance(error, PermissionError):
         return f"no permission to use {error.filename}: choose another --out, --store or --data"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename} cannot be used ({(error.strerror or 'error').lower()}): choose another folder"
-    return str(error) if isinstance(error, (EquipoiseError, OSError)) else None
+    if isinstance(error, OSError):
+        return str(error)
+    if is_gpu_full(error):
+        return f"the GPU is out of memory: lower {lower}, or free the GPU of other processes and run the same command"
+    if said := describe_gpu_failure(error):
+        return f"{said}: see whether nvidia-smi still lists it, and run the same command again"
+    return None

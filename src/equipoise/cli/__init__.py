@@ -6,27 +6,28 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import cast
-
-import torch
+from importlib.metadata import version
 
 from .. import __version__
 from ..errors import UsageError, first_line, sentence, unknown
+from .arguments import ARGUMENTS, VERBS
+from .flags import parse_arguments
 from .words import refuse_empty_path
 
-VERBS = ("run", "sweep", "show", "paper", "report", "demo", "bench")
 
+def do_verb(verb: str, argv: list[str]) -> None:
+    """Parse the words, and only then import the file of the verb: most of the package takes seconds to import.
 
-def verb_named(name: str) -> Callable[[list[str]], None]:
-    """The function of a verb, whose file is imported now: the others' would only cost time."""
-    module = importlib.import_module(f"{__name__}.{name}")
-    return cast(Callable[[list[str]], None], getattr(module, f"{name}_verb"))
+    Verbs whose flags depend on a method parse them on their own.
+    """
+    given = parse_arguments(ARGUMENTS[verb], verb, argv) if verb in ARGUMENTS else argv
+    module = importlib.import_module(f"{__name__}.{verb}")
+    getattr(module, f"{verb}_verb")(given)
 
 
 def usage() -> str:
     """What the command can do."""
-    lines = "\n".join(f"  {name:6} {(verb_named(name).__doc__ or '').splitlines()[0]}" for name in VERBS)
+    lines = "\n".join(f"  {verb:6} {words}" for verb, words in VERBS.items())
     return (
         f"usage: equipoise VERB ...\n\nClass-incremental learning that stays balanced.\n\n{lines}\n\n"
         "  equipoise VERB --help lists a verb's flags; --version the version; --debug shows tracebacks."
@@ -41,13 +42,13 @@ def command(argv: list[str]) -> int:
         print(usage())
         return 0 if argv else 2
     if argv[0] == "--version":
-        print(f"equipoise {__version__}, torch {torch.__version__}")
+        print(f"equipoise {__version__}, torch {version('torch')}")
         return 0
     try:
         if argv[0] not in VERBS:
             raise unknown("command", argv[0], VERBS)
         refuse_empty_path(argv[0], argv[1:])
-        verb_named(argv[0])(argv[1:])
+        do_verb(argv[0], argv[1:])
         return 0
     except SystemExit as end:  # help was printed
         return end.code if isinstance(end.code, int) else 1

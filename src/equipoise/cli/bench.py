@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich import box
@@ -19,40 +17,18 @@ from ..files import write_json
 from ..report.terminal import for_output
 from ..runs.environment import cores, hardware, versions
 from ..runs.mps import multi_process_service
-from .words import hint, parse
+from .arguments import Bench
 
 if TYPE_CHECKING:
     from .speed import Row, Setting
 
 
-@dataclass
-class Bench:
-    """Images a second on this machine: a DataLoader loop as others write it, and ours, as ratios in one table."""
-
-    images: Annotated[int | None, hint("25,600 on a GPU, 256 on a CPU")] = None
-    """images in an epoch; each row trains three, the first to warm up"""
-    batch: int = 128
-    """images in a batch"""
-    packed: tuple[int, ...] = (2, 4, 8)
-    """how many runs at once"""
-    device: str = "auto"
-    """auto, cpu or cuda"""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """of ours; auto is bf16 on a GPU that has it, else fp32"""
-    out: Annotated[Path | None, hint("none is written")] = None
-    """JSON file for the record"""
-
-
-def bench_verb(argv: list[str]) -> None:
+def bench_verb(f: Bench) -> None:
     """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
     from .speed import Setting  # what a DataLoader loop needs is slow to import
 
-    f = parse(Bench, "bench", argv)
     device = resolve_device(f.device)
     images = (25_600 if device.type == "cuda" else 256) if f.images is None else f.images
-    check("batch", f.batch, least=2, whole=True)
-    for k in f.packed:
-        check("packed", k, least=2, whole=True)
     check("images", images, least=2 * f.batch, whole=True)
     if f.out is not None:  # before a minute is spent
         f.out.parent.mkdir(parents=True, exist_ok=True)

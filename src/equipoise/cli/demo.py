@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..errors import UsageError
 from ..files import claim_folder
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed, Remedy, Standard
@@ -23,7 +21,7 @@ from ..runs.folder import Result
 from ..runs.progress import duration
 from ..runs.run import run
 from ..runs.settings import Data, Machine, Options, Protocol, Run
-from .words import parse
+from .arguments import Demo
 
 PICTURES = ("accuracy.png", "confusion.png")
 MEMORY = "5"
@@ -36,21 +34,8 @@ Results = dict[tuple[str, str], list[Result]]
 """a result for each seed, by memory and remedy"""
 
 
-@dataclass
-class Demo:
-    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; three seeds."""
-
-    out: Path = Path("demo")
-    """folder for the runs and the pictures"""
-    seeds: int = 3
-    """how many seeds"""
-
-
-def demo_verb(argv: list[str]) -> None:
+def demo_verb(f: Demo) -> None:
     """Learn handwritten digits one by one, with and without memory, with each loss of the paper; about a minute."""
-    f = parse(Demo, "demo", argv)
-    if f.seeds < 1:
-        raise UsageError(f"--seeds must be 1 or more, not {f.seeds}")
     demo(f.out, range(f.seeds), for_output())
 
 

@@ -1,210 +1,216 @@
-"""The flags of a run: the fields of its dataclasses, with those of the named method and of the named remedy alone."""
+"""Flags: words become values of a field's type, and the help is made of the field's docstring.
+
+Nothing here knows any verb, and nothing takes time to import.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
+import re
+import shutil
 import textwrap
+import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
-import tyro
+from ..errors import UsageError, nearest
 
-from .. import methods
-from ..data.datasets import PLANNED, SHAPES
-from ..errors import UsageError, unknown
-from ..method import Method
-from ..remedies import REMEDIES, Remedy
-from ..runs.command import flag_of
-from ..runs.settings import Data, Machine, Options, Protocol, Run
-from ..runs.shared_steps import store_folder
-from ..step import Finetune, Recipe, plan_for
-from .words import parse, pop_flag
-
-R = TypeVar("R", bound="Request")
-
-GROUPS: dict[type, str] = {
-    Method: "method",
-    Remedy: "remedy",
-    Data: "data",
-    Protocol: "protocol",
-    Recipe: "recipe",
-    Machine: "machine",
-    Options: "other",
-}
-"""dataclasses that the help shows as a group each, and its title"""
-PLAIN = (*GROUPS, Run)
-"""those whose fields are flags by their own names; of any other dataclass, flags begin with the name of its field"""
-HINTS = {
-    "base": "half of the classes",
-    "steps": "5",
-    "out": "runs/ and a name made of the settings",
-    "data": "$EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download",
-    "store": "$EQUIPOISE_STORE or ~/.cache/equipoise/store",
-    "workers": "4 for each GPU, else one for each core",
-    "runs": "none",
-}
-"""what the help shows where the default is None"""
-HELPS = {"store": "folder where steps are shared with other runs; `none` to share none"}
-"""for a flag that is no value of its field"""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What `equipoise run METHOD` is given."""
-
-    run: Run = field(default_factory=Run)
-    """what determines the result"""
-    machine: Machine = field(default_factory=Machine)
-    """where it is computed"""
-    options: Options = field(default_factory=Options)
-    """how it is done"""
-    out: Path | None = None
-    """the run's folder"""
-    tensorboard: bool = False
-    """write scalars and figures for TensorBoard into the run's folder"""
+BEGINS_FLAG = re.compile(r"--|-(?!inf$|nan$)[A-Za-z]").match
+"""whether a word is a flag, which a negative number is not"""
+NUMBERS = {int: "a whole number", float: "a number"}
+METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", Path: "PATH"}
+"""what the help calls a value of a type; VALUE for every other"""
 
 
 class Flag(NamedTuple):
-    """One flag."""
+    """A flag; or what is `positional`, a word after no flag."""
 
     name: str
     """without dashes before it, and with underscores within"""
-    group: type
-    """the dataclass with which the help shows it"""
     type: Any
     default: Any
+    """MISSING for what must be given"""
     help: str
+    """what it is for, with the words for its default if there are better ones"""
+    group: str = ""
+    """the title under which the help shows it; none for what is shown first"""
+    positional: bool = False
+
+    @property
+    def word(self) -> str:
+        """As it is typed."""
+        return self.name.upper() if self.positional else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes any number of values."""
+        return typing.get_origin(alternatives(self.type)[0]) is tuple
+
+    @property
+    def spellings(self) -> list[str]:
+        """As it is typed, and what turns off a switch."""
+        return [self.word, f"--no-{self.word[2:]}"] if self.type is bool else [self.word]
 
 
-def parse_request(argv: Sequence[str], verb: str, kind: type[R]) -> R:
-    """What the words say: the method, then its flags. Only those of this method and of this remedy are known."""
-    method = name_method(argv, verb)
-    start = default_request(kind, method, pop_flag("--remedy", argv)[1], pop_flag("--dataset", argv)[1])
-    # Those of the named remedy and data set are shown, but nothing else makes these the default.
-    real = {"remedy": method().remedy.name, "dataset": Data().name}
-    found = [flag._replace(default=real.get(flag.name, flag.default)) for flag in flags_of(start)]
-    check_names(found, method)
-    words = argv[1:]
-    refuse_foreign(words, found, start.run.method)
-    values = parse(build_dataclass(found, start), f"{verb} {method.name}", words)
-    given = {flag.name: getattr(getattr(values, title_of(flag.group) or "", values), flag.name) for flag in found}
-    refuse_milestones(words, given["schedule"])
-    request: R = with_values(start, given)
-    recipe = None if request.run.recipe == start.run.recipe else request.run.recipe
-    return replace(request, run=replace(request.run, recipe=recipe))
+class Syntax(NamedTuple):
+    """All that can stand behind a command."""
+
+    command: str
+    """such as `equipoise run lucir`"""
+    about: str
+    """what it does"""
+    flags: Sequence[Flag]
+    groups: Mapping[str, str] = {}
+    """the groups of flags in their order: titles, and what there is to say of each"""
+
+    def mistake(self, what: str) -> UsageError:
+        """The error for words that do not fit. It names the page that does help."""
+        return UsageError(f"{what}; {self.command} --help lists all flags")
 
 
-def name_method(argv: Sequence[str], verb: str) -> type[Method]:
-    """The method, which comes first; without one, --help lists those that there are."""
-    known = methods.known()
-    if argv and not argv[0].startswith("-"):
-        if argv[0] not in known:
-            raise unknown("method", argv[0], known)
-        return known[argv[0]]
-    if any(word in ("-h", "--help") for word in argv):
-        lines = (f"  {name:12} {first_line(kind)}" for name, kind in sorted(known.items()))
-        print(f"usage: equipoise {verb} METHOD [FLAGS]\n\n" + "\n".join(lines))
-        print(
-            f"\n  equipoise {verb} METHOD --help lists the flags of a method, with --remedy NAME those of a remedy too."
-        )
-        raise SystemExit(0)
-    raise UsageError(f"name a method first: equipoise {verb} METHOD [FLAGS]; there is: {', '.join(sorted(known))}")
-
-
-def default_request(kind: type[R], method: type[Method], remedy: str | None, dataset: str | None) -> R:
-    """The request that no flag changes. The recipe depends on the images, so the help shows that of the data set."""
-    chosen = method() if remedy is None else method().with_remedy(methods.remedy_named(remedy)())
-    shapes = SHAPES | PLANNED
-    data = Data() if dataset is None else Data(dataset)
-    recipe = chosen.recipe(plan_for(shapes.get(data.name, shapes[Data().name])))
-    return kind(run=Run(chosen, data, recipe=recipe))
-
-
-# From dataclasses to flags -----------------------------------------------------------------------------------
-
-
-def flags_of(value: Any, group: type | None = None, prefix: str = "") -> Iterator[Flag]:
-    """The flags of a dataclass and of those within it. If a remedy replaces a method's fine-tuning, so its flags."""
-    kind: type = type(value)
+def parse_arguments(kind: Any, verb: str, argv: Sequence[str]) -> Any:
+    """The dataclass that the words describe."""
     hints, helps = typing.get_type_hints(kind), docstrings(kind)
-    group = kind if group is None or isinstance(value, PLAIN) else group
-    for field_name, name, one in flagged(value, prefix):
-        if isinstance(one, Remedy):
-            yield Flag("remedy", type(one), str, one.name, f"{helps[field_name]}: {', '.join(remedies_for(value))}")
-        if is_dataclass(one):
-            yield from flags_of(one, group, prefix if isinstance(one, PLAIN) else f"{name}_")
-        else:
-            yield Flag(name, group, hints[field_name], one, HELPS.get(name) or helps.get(field_name, ""))
-
-
-def with_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
-    """A dataclass with the values of its flags in place of its own. Whatever it refuses is an error of ours."""
-    changed = {}
-    for field_name, name, one in flagged(value, prefix):
-        if is_dataclass(one):
-            changed[field_name] = with_values(one, given, prefix if isinstance(one, PLAIN) else f"{name}_")
-        else:
-            changed[field_name] = store_folder(given[name]) if name == "store" else given[name]
-    return replace(value, **changed)
-
-
-def flagged(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
-    """The fields of a dataclass that are flags or hold flags: the field's name, the flag's, and its value."""
-    for f in fields(value):
-        one, flag = getattr(value, f.name), flag_of(f.name, f.metadata)
-        replaced = isinstance(one, Finetune) and isinstance(value, Method) and not value.remedy.keeps_finetuning
-        host = isinstance(one, Method) and isinstance(value, Method)
-        if flag is not None and not replaced and not host:
-            yield f.name, f"{prefix}{flag}".replace("-", "_"), one
-
-
-def build_dataclass(found: Sequence[Flag], start: Request) -> type[Any]:
-    """A dataclass with these flags, for tyro: one within for each group."""
-    groups: dict[type, list[Any]] = {}
-    for flag in found:
-        groups.setdefault(flag.group, []).append((flag.name, annotate(flag), field(default=flag.default)))
-    parts, own = [], []
-    for kind, members in groups.items():
-        if (title := title_of(kind)) is None:
-            own += members
-        else:
-            part = make_dataclass(title, members)
-            words = "" if issubclass(kind, Method) else first_line(kind)
-            parts.append((title, Annotated[part, tyro.conf.arg(help=words)], field(default_factory=part)))
-    made = make_dataclass("Flags", [*parts, *own])
-    made.__doc__ = inspect.getdoc(type(start.run.method))
-    return made
-
-
-def title_of(kind: type) -> str | None:
-    """What the help calls a group of flags; None for those that stand before all groups."""
-    return next((title for group, title in GROUPS.items() if issubclass(kind, group)), None)
-
-
-def annotate(flag: Flag) -> Any:
-    """The type of a flag, and how tyro shows it."""
-    kind: Any = str | None if flag.name == "store" else flag.type
-    if flag.default is not None or flag.name not in HINTS:
-        return Annotated[kind, tyro.conf.arg(help=flag.help)]
-    metavar = {int | None: "INT", Path | None: "PATH"}.get(kind, "VALUE")
-    return Annotated[
-        kind, tyro.conf.arg(help=flag.help, help_behavior_hint=f"(default: {HINTS[flag.name]})", metavar=metavar)
+    flags = [
+        Flag(f.name, hints[f.name], f.default, helps[f.name], positional=f.default in (MISSING, ()))
+        for f in fields(kind)
     ]
+    return kind(**parse(Syntax(f"equipoise {verb}", str(kind.__doc__), flags), argv))
 
 
-def first_line(kind: type) -> str:
-    """The first sentence of a docstring."""
-    return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
+def parse(syntax: Syntax, argv: Sequence[str]) -> dict[str, Any]:
+    """The values that are given, by the names of their flags; of a flag given twice, the last. --help ends it."""
+    if "--help" in argv or "-h" in argv:
+        print(help_page(syntax))
+        raise SystemExit(0)
+    known = {word[2:]: flag for flag in syntax.flags if not flag.positional for word in flag.spellings}
+    given: dict[str, Any] = {}
+    words, rest = [*argv], []
+    while words:
+        word = words.pop(0)
+        if not BEGINS_FLAG(word):
+            rest.append(word)
+            continue
+        typed, equals, value = word.partition("=")
+        name = typed.removeprefix("--").replace("_", "-")
+        if name not in known:
+            raise syntax.mistake(f"unknown flag {typed!r}{suggest(name.lstrip('-'), known, '--')}")
+        flag = known[name]
+        if flag.type is bool:
+            if equals:
+                raise syntax.mistake(f"{typed} takes no value")
+            given[flag.name] = f"--{name}" == flag.word
+            continue
+        values = [value] if equals else list(itertools.takewhile(lambda word: not BEGINS_FLAG(word), words))
+        values = values if flag.several else values[:1]
+        words = words if equals else words[len(values) :]
+        if not values and not flag.several:
+            raise syntax.mistake(f"{typed} needs a value")
+        given[flag.name] = read(syntax, flag, values)
+    for flag in syntax.flags:
+        if flag.positional:
+            values, rest = (rest, []) if flag.several else (rest[:1], rest[1:])
+            if values:
+                given[flag.name] = read(syntax, flag, values)
+            elif flag.default is MISSING:
+                raise syntax.mistake(f"say which {flag.help}")
+    if rest:
+        meant = f" (did you mean '--{rest[0]}'?)" if rest[0] in known else ""
+        raise syntax.mistake(f"unexpected word {rest[0]!r}{meant}")
+    return given
+
+
+def read(syntax: Syntax, flag: Flag, words: Sequence[str]) -> Any:
+    """The value of a flag."""
+    try:
+        return value_of(flag.type, words)
+    except ValueError as error:
+        raise syntax.mistake(f"{flag.word}: {error}") from None
+
+
+def value_of(kind: Any, words: Sequence[str]) -> Any:
+    """The value of a type for which words stand; a ValueError says why they stand for none."""
+    if type(None) in typing.get_args(kind) and [*words] == ["None"]:
+        return None
+    *others, kind = alternatives(kind)
+    for other in others:
+        with contextlib.suppress(ValueError):
+            return value_of(other, words)
+    inside = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple and len({*inside} - {...}) == 1:
+        return tuple(value_of(inside[0], [word]) for word in words)
+    if kind not in (bool, *NUMBERS, str, Path) and typing.get_origin(kind) is not Literal:
+        raise ValueError("it can be set in Python only")
+    (word,) = words
+    if kind is bool or typing.get_origin(kind) is Literal:
+        choices = {str(one): one for one in inside or (True, False)}
+        if word not in choices:
+            raise ValueError(f"{word!r} is none of {', '.join(map(repr, choices))}{suggest(word, choices)}")
+        return choices[word]
+    try:
+        return kind(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not {NUMBERS[kind]}") from None
+
+
+def alternatives(kind: Any) -> Sequence[Any]:
+    """The types of a union but None; any other type alone."""
+    inside = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+    return [one for one in inside if one is not type(None)]
+
+
+def suggest(word: str, known: Iterable[str], dashes: str = "") -> str:
+    """The nearest of what is known, as a question; nothing if none is near."""
+    near = nearest(word, known)
+    return "" if near is None else f" (did you mean {dashes + near!r}?)"
+
+
+def help_page(syntax: Syntax) -> str:
+    """The flags of no group first, which the first line names too; then each group."""
+    width = min(100, shutil.get_terminal_size().columns)
+    fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
+    first = [form(flag) if flag.default is MISSING else f"[{form(flag)}]" for flag in syntax.flags if not flag.group]
+    more = ["[FLAGS]"] if len(first) < len(syntax.flags) else []
+    lines = [fill(" ".join(["usage:", syntax.command, "[--help]", *first, *more]), subsequent_indent=" " * 7), ""]
+    lines += ["\n\n".join(fill(paragraph) for paragraph in syntax.about.split("\n\n")), ""]
+    for title, words in {"": "", **syntax.groups}.items():
+        flags = [flag for flag in syntax.flags if flag.group == title]
+        if flags and title:
+            lines += ["", f"{title} options", *([fill(words)] if words else [])]
+        for flag in flags:
+            start = f"  {', '.join(flag.spellings) if flag.default is True else form(flag):20} "
+            lines.append(fill(describe(flag), initial_indent=start, subsequent_indent=" " * 23))
+    return "\n".join(lines)
+
+
+def form(flag: Flag) -> str:
+    """A flag and what follows it, such as --epochs INT."""
+    *others, kind = alternatives(flag.type)
+    kind = typing.get_args(kind)[0] if flag.several else kind
+    value = "" if flag.positional or kind is bool else f" {METAVARS.get(kind, 'VALUE') if not others else 'VALUE'}"
+    return f"{flag.word}{value}{' ...' if flag.several else ''}"
+
+
+def describe(flag: Flag) -> str:
+    """What a flag is for, its values where they are few, and its default."""
+    (kind, *_), text, default = alternatives(flag.type), flag.help, flag.default
+    if typing.get_origin(kind) is Literal:
+        *most, last = map(str, typing.get_args(kind))
+        text += f"; {', '.join(most)} or {last}"
+    if isinstance(default, tuple):
+        default = " ".join(map(str, default)) or "none"
+    return text if flag.positional or "(default: " in text else f"{text} (default: {default})"
 
 
 @functools.cache
-def docstrings(kind: type) -> dict[str, str]:
+def docstrings(kind: Any) -> dict[str, str]:
     """The text below each field of a dataclass; nothing where its source is not in a file."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
@@ -217,45 +223,3 @@ def docstrings(kind: type) -> dict[str, str]:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
                     found[name] = inspect.cleandoc(text).replace("\n", " ")
     return found
-
-
-# What is refused ---------------------------------------------------------------------------------------------
-
-
-def remedies_for(method: Method) -> list[str]:
-    """The remedies that a method goes with."""
-    return [name for name in REMEDIES if method.remedies is None or name in (*method.remedies, "standard")]
-
-
-def check_names(found: Sequence[Flag], method: type[Method]) -> None:
-    """Refuse a method of which a field has the flag of another setting."""
-    names = [flag.name for flag in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"method {method.name} has a field {name}, which is a flag of every run: rename the field")
-
-
-def refuse_foreign(words: Sequence[str], found: Sequence[Flag], method: Method) -> None:
-    """Refuse the flags of another method or remedy, saying whose they are, and those that nothing has."""
-    own = {flag.name for flag in found} | {f"no_{flag.name}" for flag in found if flag.type is bool}
-    for word in words:
-        name = word.split("=")[0].removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or name in own or name in ("help", ""):
-            continue
-        plain, flag = name.removeprefix("no_"), word.split("=")[0]
-        for axis, here, others in (
-            ("--remedy ", method.remedy.name, {n: method.with_remedy(REMEDIES[n]()) for n in remedies_for(method)}),
-            ("the method ", method.name, {n: kind() for n, kind in sorted(methods.built_in().items())}),
-        ):
-            owners = [n for n, other in others.items() if plain in {one.name for one in flags_of(other)}]
-            if owners:
-                raise UsageError(f"{flag} belongs to {axis}{' or '.join(owners)}, not to {axis}{here}")
-        raise unknown("flag", flag, [f"--{one.replace('_', '-')}" for one in own])
-
-
-def refuse_milestones(words: Sequence[str], schedule: str) -> None:
-    """Refuse what only a schedule with milestones has, where there is another."""
-    for flag in ("--milestones", "--decay"):
-        if schedule != "steps" and any(word.split("=")[0] == flag for word in words):
-            other = f"{flag} belongs to --schedule steps, not to --schedule {schedule}"
-            raise UsageError(f"{other}: add --schedule steps, or leave {flag} out")

@@ -13,7 +13,7 @@ from ..runs.command import run_name
 from ..runs.progress import Both, LiveWatch, PlainWatch, Watch
 from ..runs.run import run
 from ..runs.tensorboard import TensorBoard
-from .flags import Request, parse_request
+from .request import Request, parse_request
 
 
 def run_verb(argv: list[str]) -> None:

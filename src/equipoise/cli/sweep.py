@@ -11,7 +11,7 @@ from ..runs import queue
 from ..runs.queue_progress import QueueWatch
 from ..runs.run import run
 from ..runs.workers import Local
-from .flags import Request, parse_request
+from .request import Request, parse_request
 from .words import expand_lists, pop_flag, read_runs
 
 

@@ -1,31 +1,16 @@
-"""The words of a command line: lists, files of runs, and flags that are read from a dataclass."""
+"""The words of a command line, before their flags are parsed: lists of values, and files of runs."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-import tyro
 
 from ..errors import DataError, UsageError
 
-T = TypeVar("T")
-
 PATHS = ("--out", "--data", "--store", "--results", "--figures", "--runs")
 """flags that name a file or a folder"""
-NOT_A_NUMBER = {
-    r"invalid literal for int\(\) with base 10: (.*)": r"\1 is not a whole number",
-    r"could not convert string to float: (.*)": r"\1 is not a number",
-    r"no type matching \{None\}\|INT could be instantiated from \[(.*)\]\.": r"\1 is not a whole number",
-    r"Could not find valid parse for arguments: \[(.*)\]": r"\1 cannot be read",
-}
-"""what tyro writes of a value that it cannot read, and what we write instead"""
 
 
 def pop_flag(flag: str, argv: Sequence[str]) -> tuple[list[str], str | None]:
@@ -78,32 +63,3 @@ def refuse_empty_path(verb: str, argv: Sequence[str]) -> None:
             raise UsageError(f"{flag} is empty: name a folder")
         if not word and (before in PATHS or verb in ("report", "show")):
             raise UsageError(f"{before if before in PATHS else 'a path'} is empty: name a folder")
-
-
-def hint(text: str) -> Any:
-    """What the help shows instead of a default."""
-    return tyro.conf.arg(help_behavior_hint=f"(default: {text})", metavar="VALUE")
-
-
-def parse(kind: type[T], verb: str, argv: Sequence[str]) -> T:
-    """The dataclass that the words describe. Words that it has no field for, or no type, are a `UsageError`."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            return tyro.cli(kind, prog=f"equipoise {verb}", args=argv, config=(tyro.conf.OmitArgPrefixes,))
-    except SystemExit as end:
-        if not end.code:  # that was --help
-            raise
-        raise UsageError(f"{sentence(printed.getvalue())}; equipoise {verb} --help lists all flags") from None
-
-
-def sentence(box: str) -> str:
-    """What is wrong, out of the box that tyro draws around it: the first paragraph in it."""
-    lines = [line.strip("│|╭╮╰╯ ") for line in box.splitlines()[1:]]  # after its title
-    ends = [not line.strip("─-") for line in lines]
-    content = itertools.dropwhile(lambda pair: pair[1], zip(lines, ends))
-    words = [line for line, _ in itertools.takewhile(lambda pair: not pair[1], content)]
-    text = " ".join(words).removeprefix("Error parsing ").rstrip(".")
-    for theirs, ours in NOT_A_NUMBER.items():
-        text = re.sub(theirs.removesuffix(r"\."), ours, text)
-    return text[:1].lower() + text[1:]

@@ -1,0 +1,120 @@
+"""The verbs of the command, and what those can be given whose flags are always the same. Imported in no time.
+
+A field without a default, or with `()`, is given by words after no flag. What a default None means is in the docstring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import UsageError, check
+
+
+@dataclass
+class Show:
+    """Print the results of runs: mean ± deviation over seeds, and each step of a single run."""
+
+    dirs: tuple[Path, ...]
+    """folders to show: of runs, or folders that hold such folders"""
+    figures: Path | None = None
+    """folder to write the accuracy curve and the confusion matrices to, as PNG (default: none are made)"""
+
+
+@dataclass
+class Paper:
+    """Reproduce the paper's tables: what there is, what is recorded, and doing the runs that are missing."""
+
+    names: tuple[str, ...] = ()
+    """table1 to table6, confusion, epsilon, batches, separated, bounds, costs; without any, what there is"""
+    dataset: str | None = None
+    """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes (default: all)"""
+    rows: str | None = None
+    """only rows of these names (podnet), patterns (podnet*) or parts of names (balanced), with commas (default: all)"""
+    seeds: int | None = None
+    """seeds of each run, from 0 (default: 1, and to print what is recorded: all there are)"""
+    dry_run: bool = False
+    """list the runs that are missing, with the time and the memory they would take here, and do nothing"""
+    no_run: bool = False
+    """print what is recorded, and run nothing"""
+    results: Path = Path("results")
+    """folder of records: looked into first, and where new runs are put"""
+    format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
+    """how the tables are printed"""
+    commands: bool = False
+    """print the command of each cell below its table; in CSV it has a column anyway"""
+    workers: int | None = None
+    """runs at a time (default: 4 for each GPU, else one for each core)"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    data: Path | None = None
+    """folder with the data set's files (default: $EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download)"""
+    store: str | None = None
+    """folder where steps are shared with other runs; `none` to share none
+    (default: $EQUIPOISE_STORE or ~/.cache/equipoise/store)"""
+    checkpoint: float = 30.0
+    """seconds between checkpoints"""
+    tensorboard: bool = False
+    """write scalars and figures for TensorBoard into each run's folder"""
+
+    def __post_init__(self) -> None:
+        check("seeds", 1 if self.seeds is None else self.seeds, least=1, whole=True)
+        if self.dry_run and self.no_run:
+            raise UsageError("--dry-run lists what is missing and --no-run prints what is there: ask for one of them")
+
+
+@dataclass
+class Report:
+    """Make one page, and every table and figure, of the paper's numbers and the recorded ones beside them."""
+
+    results: Path
+    """folder of records"""
+    out: Path = Path("report")
+    """folder to write to"""
+
+
+@dataclass
+class Demo:
+    """Learn handwritten digits one by one, with and without memory, with each loss of the paper; about a minute."""
+
+    out: Path = Path("demo")
+    """folder for the runs and the pictures"""
+    seeds: int = 3
+    """how many seeds"""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise UsageError(f"--seeds must be 1 or more, not {self.seeds}")
+
+
+@dataclass
+class Bench:
+    """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
+
+    images: int | None = None
+    """images in an epoch; each row trains three, the first to warm up (default: 25,600 on a GPU, 256 on a CPU)"""
+    batch: int = 128
+    """images in a batch"""
+    packed: tuple[int, ...] = (2, 4, 8)
+    """how many runs at once"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """of ours; auto is bf16 on a GPU that has it, else fp32"""
+    out: Path | None = None
+    """JSON file for the record (default: none is written)"""
+
+    def __post_init__(self) -> None:
+        check("batch", self.batch, least=2, whole=True)
+        for k in self.packed:
+            check("packed", k, least=2, whole=True)
+
+
+ARGUMENTS: dict[str, type] = {"show": Show, "paper": Paper, "report": Report, "demo": Demo, "bench": Bench}
+VERBS = {
+    "run": "Train a method through a protocol and record the result; resume it if it was stopped.",
+    "sweep": "Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2.",
+    **{verb: str(kind.__doc__) for verb, kind in ARGUMENTS.items()},
+}
+"""every verb, and what it does"""
