@@ -12,7 +12,7 @@ FUNCTIONS = ("os.setsid", "os.fork", "os.getuid", "os.sched_getaffinity", "signa
 
 IMPORT_ALL = """
 import importlib, os, pkgutil, signal, sys
-import numpy, matplotlib.pyplot, PIL.Image, rich.progress, safetensors.torch, sklearn, torch, tyro  # they know Windows
+import numpy, matplotlib.pyplot, PIL.Image, rich.progress, safetensors.torch, sklearn, torch  # they know Windows
 import multiprocessing.context, multiprocessing.popen_spawn_posix, multiprocessing.resource_tracker, torch.hub
 absent, functions = sys.argv[1].split(), sys.argv[2].split()
 sys.modules |= dict.fromkeys(absent)
