@@ -500,6 +500,19 @@ def test_the_overview_names_every_table(
     assert "table2" not in out, "it is of ImageNet alone"
 
 
+def test_the_overview_measures_no_speed_unless_the_time_is_asked_for(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "find_speed", None)
+    assert command(["paper", "--dataset", "digits"]) == 0
+    assert "one at a time" not in capfd.readouterr().out
+    monkeypatch.setattr(estimate, "find_speed", lambda *words: estimate.Speed(1e4, 1e4, 1.0))
+    assert command(["paper", "--dataset", "digits", "--dry-run"]) == 0
+    out = capfd.readouterr().out
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("table6"))
+    assert "one at a time" in out and re.search(r"\d (s|min)\b", line)
+
+
 def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

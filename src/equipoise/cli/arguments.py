@@ -35,7 +35,8 @@ class Paper:
     seeds: int | None = None
     """seeds of each run, from 0 (default: 1, and to print what is recorded: all there are)"""
     dry_run: bool = False
-    """list the runs that are missing, with the time and the memory they would take here, and do nothing"""
+    """list the runs that are missing, with the time and the memory they would take here, and do nothing; without names,
+    add the time to what there is"""
     no_run: bool = False
     """print what is recorded, and run nothing"""
     results: Path = Path("results")

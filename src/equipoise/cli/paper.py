@@ -25,7 +25,7 @@ def paper_verb(f: Paper) -> None:
     if not f.results.exists():
         print(f"{f.results} is not there: nothing is recorded yet", file=sys.stderr)
     if not f.names:
-        reproduce.print_overview(tables, f.results, seeds, None if f.no_run else f.device, console)
+        reproduce.print_overview(tables, f.results, seeds, f.device if f.dry_run else None, console)
         return
     if not f.no_run and f.dataset is not None:
         reproduce.refuse_planned(tables)

@@ -89,18 +89,19 @@ def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: st
     """What there is: tables and figures, their runs, and how long those that are missing would take on a device."""
     records = read_results(folder)
     made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {seeds} seed(s) of each run")
-    for name in ("name", "what", "runs", "recorded", "missing", "one at a time", "not here"):
+    time = () if device is None else ("one at a time",)
+    for name in ("name", "what", "runs", "recorded", "missing", *time, "not here"):
         made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
     for table in tables:
         runs = wanted([table], seeds)
         left = missing(runs, records, table.alone)
-        took = "–"
-        if left and device is not None:
-            took = duration(estimate.estimate(left, device, tell, shared=not table.alone).seconds)
-        counts = (len(runs), len(runs) - len(left), len(left))
+        numbers = [str(count) for count in (len(runs), len(runs) - len(left), len(left))]
+        if device is not None:  # an estimate takes measuring, which takes a minute or two the first time
+            seconds = estimate.estimate(left, device, tell, shared=not table.alone).seconds
+            numbers.append(duration(seconds) if left else "–")
         others = {cell.run for row in table.rows for cell in row.cells if cell.run and find_missing_data(cell.run)}
         needs = f"{len(others) * seeds} runs need {' and '.join(missing_data([table]))}" if others else ""
-        made.add_row(table.id, table.caption, *map(str, counts), took, needs)
+        made.add_row(table.id, table.caption, *numbers, needs)
     console.print(made)
 
 

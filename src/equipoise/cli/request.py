@@ -35,7 +35,7 @@ class Request:
     options: Options = field(default_factory=Options)
     """how it is done"""
     out: Path | None = None
-    """the run's folder"""
+    """the run's folder (default: runs/ and a name made of the settings)"""
     tensorboard: bool = False
     """write scalars and figures for TensorBoard into the run's folder"""
 
@@ -57,13 +57,10 @@ NAMED = tuple(kind for kinds in GROUPS.values() for kind in kinds)
 UNSET = {
     "base": "half of the classes",
     "steps": "5",
-    "out": "runs/ and a name made of the settings",
     "data": "$EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download",
     "store": "$EQUIPOISE_STORE or ~/.cache/equipoise/store",
-    "workers": "4 for each GPU, else one for each core",
-    "runs": "none",
 }
-"""what the help shows where the default is None"""
+"""what the help shows where the default of a flag is None, unless its docstring says it"""
 HELPS = {"store": "folder where steps are shared with other runs; `none` to share none"}
 """for a flag that is no value of its field"""
 
@@ -93,11 +90,9 @@ def name_method(argv: Sequence[str], verb: str) -> type[Method]:
             raise unknown("method", argv[0], known)
         return known[argv[0]]
     if any(word in ("-h", "--help") for word in argv):
-        lines = (f"  {name:12} {first_line(kind)}" for name, kind in sorted(known.items()))
-        print(f"usage: equipoise {verb} METHOD [FLAGS]\n\n" + "\n".join(lines))
-        print(
-            f"\n  equipoise {verb} METHOD --help lists the flags of a method, with --remedy NAME those of a remedy too."
-        )
+        lines = [f"  {name:12} {first_line(kind)}" for name, kind in sorted(known.items())]
+        more = f"  equipoise {verb} METHOD --help lists a method's flags, with --remedy NAME those of a remedy too."
+        print("\n".join([f"usage: equipoise {verb} METHOD [FLAGS]", "", *lines, "", more]))
         raise SystemExit(0)
     raise UsageError(f"name a method first: equipoise {verb} METHOD [FLAGS]; there is: {', '.join(sorted(known))}")
 

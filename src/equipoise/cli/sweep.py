@@ -22,9 +22,9 @@ class Many(Request):
     out: Path | None = Path("runs")
     """folder for all runs, each in one of its own"""
     workers: int | None = None
-    """runs at a time"""
+    """runs at a time (default: 4 for each GPU, else one for each core)"""
     runs: Path | None = None
-    """file with the words of a run in each line; what is given here is added to each"""
+    """file with the words of a run in each line; what is given here is added to each (default: none)"""
 
 
 def sweep_verb(argv: list[str]) -> None:
