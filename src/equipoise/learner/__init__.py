@@ -111,7 +111,7 @@ class Learner(Predictor):
 
     @property
     def engine_used_(self) -> Engine:
-        """How training steps were launched, where the engine that was asked for did not do."""
+        """How training steps were launched: not by the requested engine where that does not support the model."""
         return next(iter(self._engines.values()), self.engine_)
 
     @property

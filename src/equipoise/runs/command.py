@@ -24,13 +24,13 @@ def flag_of(name: str, metadata: Any) -> str | None:
 def flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
     """The flags of all fields that differ from the default's; those of a dataclass within have its name before them."""
     for f in fields(value):
-        one, usual = getattr(value, f.name), getattr(default, f.name)
+        one, other = getattr(value, f.name), getattr(default, f.name)
         flag = flag_of(f.name, f.metadata)
-        if one == usual or flag is None or isinstance(one, (Method, Remedy)):
+        if one == other or flag is None or isinstance(one, (Method, Remedy)):
             continue
         if is_dataclass(one) and not isinstance(one, type):
-            yield from flags(one, usual, f"{prefix}{flag}-")
-        elif isinstance(usual, bool):
+            yield from flags(one, other, f"{prefix}{flag}-")
+        elif isinstance(other, bool):
             yield f"--{prefix}{flag}" if one else f"--no-{prefix}{flag}"
         else:
             yield f"--{prefix}{flag}"

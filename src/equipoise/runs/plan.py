@@ -93,7 +93,7 @@ class Prepared:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """Kind of device and precision, which a run is not taken up with others of."""
+        """Kind of device and precision: a run is resumed with the same ones only."""
         return {"device": self.learner.device_.type, "precision": "bf16" if self.learner.bf16_ else "fp32"}
 
     def step_keys(self) -> list[str | None]:

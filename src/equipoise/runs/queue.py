@@ -37,11 +37,11 @@ class Job:
     images: list[int] = field(default_factory=list)
     """how many each step trains on, over all epochs"""
     tries: int = 0
-    """how often it was begun or taken up again since it last got further"""
+    """attempts since it last got further"""
     reached: tuple[int, float] | None = None
     """step, and how much of it, of the furthest that it got, before it was begun here or since"""
     not_before: float = 0.0
-    """when it may be taken up again, by `time.monotonic`"""
+    """when it may be tried again, by `time.monotonic`"""
     result: Result | None = None
     failure: str | None = None
 

@@ -32,7 +32,7 @@ OVERHEAD = ("preparing", "evaluating", "saving")
 
 
 def check_key(key: str, note: dict[str, Any]) -> None:
-    """Refuse a shared step that is none of this key, whatever its place says."""
+    """Refuse a shared step whose note names another key than its folder does."""
     if note["key"] != key:
         raise DataError(f"it is another step, {note['key']}")
 
@@ -93,7 +93,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """The next step, taken over where it can be; else with the sole right to compute it, among all who share it."""
+        """The next step: reused if it is shared, else computed while all other runs that share it wait."""
         if self.stopping:
             raise KeyboardInterrupt
         with contextlib.ExitStack() as stack:

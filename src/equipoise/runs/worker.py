@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from .workers import Local
 
 TRIES = 3
-"""how often a run is begun or taken up again, without getting any further than before, until it counts as failed"""
+"""attempts at a run that get no further than the one before, after which it has failed"""
 PAUSE = 3.0
-"""a quarter of the seconds until a run is taken up again, four times as many after each try in vain: a GPU may be
-back by then"""
+"""retry delay in seconds: PAUSE · 4^tries, since a GPU that was lost may be back by then"""
 NOWHERE = (-1, -1.0)
 """where a run is that has not ended an epoch"""
 

@@ -1,7 +1,7 @@
 """This machine as a place for many runs: worker processes, and what to do when one of them dies.
 
 Each run is a process of its own, so that one that fails harms no other. Where several share a GPU, one whose kernels
-fault takes the others down with it: all of them go on from their checkpoints, and only tries in vain are counted.
+fault takes the others down with it: all of them resume from checkpoints, and only attempts without progress count.
 """
 
 from __future__ import annotations
