@@ -82,7 +82,7 @@ def test_every_number_is_the_papers() -> None:
     ]
     for steps, at in ((5, 0), (10, 3)):
         for row, theirs in zip(paper.table("table5").rows, published["table5"][f"steps{steps}"]):
-            got = {c.metric: c.paper for c in row.cells[at : at + 3]}
+            got = {c.column.metric: c.paper for c in row.cells[at : at + 3]}
             assert got == {"final base": theirs["final_base"], "final": theirs["final"], "average": theirs["average"]}
             remedy = row.cells[at].run.method.remedy  # type: ignore[union-attr]
             assert remedy == (Meta() if theirs["alpha"] == "meta" else Balanced(theirs["alpha"]))

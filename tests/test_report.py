@@ -272,7 +272,9 @@ def test_every_cell_is_filled_by_its_own_records(everything: tuple[Path, dict[st
         for row in fill(table, recorded(folder)):
             for cell in (c for c in row.cells if c.cell.run is not None):
                 assert cell.cell.run is not None
-                at = 20 + number[key(cell.cell.run)] / 10 + 0.5 + more[cell.cell.metric]  # 0.5: the mean of the seeds
+                at = (
+                    20 + number[key(cell.cell.run)] / 10 + 0.5 + more[cell.cell.column.metric]
+                )  # 0.5: the mean of the seeds
                 assert cell.ours == pytest.approx(at) and cell.std == pytest.approx(0.6244998)
                 assert len(cell.found) == 3 and not cell.joined and cell.state not in ("missing", "none", "quoted")
 

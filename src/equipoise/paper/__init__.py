@@ -15,23 +15,10 @@ from ..errors import unknown
 from ..settings import changed
 from ..step import plan_for
 from .beyond import batches, bounds, costs, separated
-from .cells import DATASETS, METRICS, ROWS, Cell, Column, Row, Table, cifar
+from .cells import DATASETS, Cell, Table
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6
 
-__all__ = [
-    "DATASETS",
-    "MAKERS",
-    "METRICS",
-    "ROWS",
-    "Cell",
-    "Column",
-    "Row",
-    "Table",
-    "cifar",
-    "rehearsed",
-    "table",
-    "tables",
-]
+__all__ = ["DATASETS", "Cell", "Table", "rehearsed", "table", "tables"]
 
 MAKERS: dict[str, Callable[[], Table]] = {
     make.__name__: make
@@ -54,20 +41,16 @@ def tables() -> list[Table]:
 def rehearsed(table: Table) -> Table:
     """The table with digits in the place of CIFAR-100 in 5 steps, and without the rest: minutes on any machine."""
 
-    def cell(c: Cell) -> Cell | None:
-        if c.run is None or c.run.data.name != "cifar100" or c.run.protocol.steps != 5:
+    def on_digits(cell: Cell) -> Cell | None:
+        run, column = cell.run, cell.column
+        if run is None or run.data.name != "cifar100" or run.protocol.steps != 5:
             return None
-        column = replace(
-            c.column,
-            id=c.column.id.replace("cifar100", "digits"),
-            group=c.column.group.replace("CIFAR-100", "digits"),
-            dataset="digits",
-        )
-        recipe = c.run.recipe
+        recipe = run.recipe
         if recipe is not None:
-            there, here = (c.run.method.recipe(plan_for(SHAPES[name])) for name in ("cifar100", "digits"))
+            there, here = (run.method.recipe(plan_for(SHAPES[name])) for name in ("cifar100", "digits"))
             recipe = replace(here, **dict(changed(recipe, there)))
-        return Cell(column, None, replace(c.run, data=replace(c.run.data, name="digits"), recipe=recipe), c.metric)
+        id, group = column.id.replace("cifar100", "digits"), column.group.replace("CIFAR-100", "digits")
+        column = replace(column, id=id, group=group, dataset="digits")
+        return Cell(column, None, replace(run, data=replace(run.data, name="digits"), recipe=recipe))
 
-    kept = ((row, tuple(filter(None, map(cell, row.cells)))) for row in table.rows)
-    return replace(table, rows=tuple(replace(row, cells=cells) for row, cells in kept if cells))
+    return table.map(on_digits)

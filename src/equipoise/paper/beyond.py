@@ -53,9 +53,7 @@ def separated() -> Table:
         "all of it as in SS-IL": ILBaseline(as_there, weights="ones", distil="by-step"),
     }
     (published,) = dict(numbers(TABLE6))["separated softmax"]
-    rows = []
-    for name, method in readings.items():
-        rows.append(Row(name, old_and_new(cifar(method), "CIFAR-100, 5 steps", published)))
+    rows = [Row(name, old_and_new(cifar(m), "CIFAR-100, 5 steps", published)) for name, m in readings.items()]
     caption = (
         "IL-Baseline with a separated softmax, as the row of table 6 is (first) and by other readings: what its mean "
         "is over, how much of an epoch is old images (half, unless said), and what it and the distillation weigh; all "
@@ -66,13 +64,12 @@ def separated() -> Table:
 
 def bounds() -> Table:
     """What forgetting is, and what it would be without: not in the paper, but what every reader looks for."""
-    rows = []
-    for name, method, memory in (
-        ("fine-tuning, no memory", FineTuning(), "0"),
-        ("fine-tuning, 20 kept", FineTuning(), "20"),
-        ("joint training", Joint(), "all"),
-    ):
-        rows.append(Row(name, old_and_new(cifar(method, memory=memory), "CIFAR-100, 5 steps")))
+    runs = {
+        "fine-tuning, no memory": cifar(FineTuning(), memory="0"),
+        "fine-tuning, 20 kept": cifar(FineTuning()),
+        "joint training": cifar(Joint(), memory="all"),
+    }
+    rows = [Row(name, old_and_new(run, "CIFAR-100, 5 steps")) for name, run in runs.items()]
     caption = (
         "The two bounds, with the net and the recipe of IL-Baseline: plain fine-tuning, and a new net in each step "
         "that is trained on all images of all classes so far"

@@ -38,6 +38,7 @@ class Column:
     group: str
     title: str
     dataset: str
+    metric: str = "average"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class Cell:
     paper: float | None
     run: Run | None
     """None where the paper quotes somebody else, or has no such cell"""
-    metric: str = "average"
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,14 @@ class Table:
         """In the order in which the rows have them."""
         return tuple(dict.fromkeys(cell.column for row in self.rows for cell in row.cells))
 
+    def map(self, change: Callable[[Cell], Cell | None]) -> Table:
+        """The table with every cell changed; those that become None are left out, and so are rows without any."""
+        kept = ((row, tuple(filter(None, map(change, row.cells)))) for row in self.rows)
+        return replace(self, rows=tuple(replace(row, cells=cells) for row, cells in kept if cells))
+
     def on(self, *datasets: str) -> Table:
         """The part of the table that is about these data sets."""
-        kept = ((row, tuple(c for c in row.cells if c.column.dataset in datasets)) for row in self.rows)
-        return replace(self, rows=tuple(replace(row, cells=cells) for row, cells in kept if cells))
+        return self.map(lambda cell: cell if cell.column.dataset in datasets else None)
 
 
 IL, BALANCED, META, RELAXED = "IL-Baseline", "Balanced", "Meta", "Relaxed"
@@ -134,29 +138,22 @@ def with_short_batches(run: Run) -> Run:
     return replace(run, recipe=replace(recipe, last="short"))
 
 
-def run_of(method: Method, dataset: str, memory: str, steps: int, base: int | None = None) -> Run:
-    """The run of the paper's cell: half of the classes, or `base` of them, and then that many steps.
+def run_of(method: Method, dataset: str, protocol: Protocol) -> Run:
+    """The run of the paper's cell.
 
     Its epochs end with a short batch, as in the loops that the paper's code was built on. What joined batches, which
     are the default of a run, change is the table `batches`.
     """
-    method, recipe = set_for(method, dataset, memory)
-    protocol = Protocol(base=base, steps=steps, memory=memory)
+    method, recipe = set_for(method, dataset, protocol.memory)
     return with_short_batches(Run(method, Data(dataset), protocol, recipe))
 
 
-def cell_of(method: Method, steps: int = 5, memory: str = "20") -> Run:
-    """The same on CIFAR-100, half of its classes first: most of the paper."""
-    return run_of(method, "cifar100", memory, steps)
+def of_metric(metric: str, dataset: str, group: str, which: str = "") -> Column:
+    """A column of a metric, and called so; `which` tells columns of several runs on a data set apart."""
+    return Column(f"{dataset}-{which}{metric.replace(' ', '-')}", group, metric, dataset, metric)
 
 
 def old_and_new(run: Run, group: str, average: float | None = None, which: str = "") -> tuple[Cell, ...]:
-    """Three cells of a run: its average, for which the paper may have a number, and what old and new classes end at.
-
-    Where a row has several runs on a data set, `which` tells their columns apart.
-    """
-    cells = []
-    for metric, value in (("average", average), ("final base", None), ("final new", None)):
-        column = Column(f"{run.data.name}-{which}{metric.replace(' ', '-')}", group, metric, run.data.name)
-        cells.append(Cell(column, value, run, metric))
-    return tuple(cells)
+    """Three cells of a run: its average, for which the paper may have a number, and what old and new classes end at."""
+    published = {"average": average, "final base": None, "final new": None}
+    return tuple(Cell(of_metric(m, run.data.name, group, which), value, run) for m, value in published.items())

@@ -17,7 +17,7 @@ from ..runs.folder import Result, check_there, read_result
 from ..runs.plan import read_run, resolve
 from ..runs.settings import Run
 from ..settings import digest, to_plain
-from . import METRICS, Cell, Row, Table
+from .cells import METRICS, Cell, Row, Table
 
 ONE, SEVERAL = 1.5, 1.0
 """points that one or two seeds may be off, and the mean of three or more"""
@@ -85,7 +85,7 @@ class Filled:
     @property
     def values(self) -> list[float]:
         """What was measured, seed by seed."""
-        return [METRICS[self.cell.metric](one.result) for one in self.found]
+        return [METRICS[self.cell.column.metric](one.result) for one in self.found]
 
     @property
     def ours(self) -> float | None:
@@ -126,7 +126,7 @@ class Filled:
             return "measured"
         allowed = SEVERAL if len(self.found) > 2 else ONE
         remedied = self.cell.run.method.remedy.name != "standard"
-        remedied &= self.cell.metric not in ("final base", "final new")  # one is paid for with the other
+        remedied &= self.cell.column.metric not in ("final base", "final new")  # one is paid for with the other
         if abs(self.difference) <= allowed:
             return "close"
         if self.difference > 0 and remedied:
@@ -196,14 +196,9 @@ def find_records(run: Run, records: Records, alone: bool) -> dict[int, Found]:
 
 def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
     """The runs behind all cells that can be had here, each once, for so many seeds."""
-
-    def each() -> Iterator[Run]:
-        for table in tables:
-            for row in table.rows:
-                for run in runs_in(row):
-                    yield from (replace(run, seed=seed) for seed in range(seeds))
-
-    return list({(key(run), run.seed): run for run in each()}.values())
+    runs = [run for table in tables for row in table.rows for run in runs_in(row)]
+    each = (replace(run, seed=seed) for run in runs for seed in range(seeds))
+    return list({(key(run), run.seed): run for run in each}.values())
 
 
 def missing(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:

@@ -1,10 +1,11 @@
 """The numbers that the paper prints, as it prints them: rows quoted from others first, then the authors' own.
 
-Their names are those of `paper.ROWS`, after our names for the losses; what is quoted has a name that is not there.
+Their names are those of `ROWS`, after our names for the losses; what is quoted has a name that is not there.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 TABLE1 = """
@@ -97,13 +98,6 @@ EPSILONS = ("0", "0.02", "0.1", "0.2", "0.5", "1", "2", "10", "100")
 
 def numbers(text: str) -> Iterator[tuple[str, list[float | None]]]:
     """The rows of a text above: a name and its numbers. A headline, which has none, is left out."""
-    for line in text.replace("|", " ").strip().splitlines():
-        words = line.split()
-        values = [w for w in words if w == "–" or _is_number(w)]
-        name = " ".join(words[: len(words) - len(values)])
-        if values:
-            yield name, [None if w == "–" else float(w) for w in values]
-
-
-def _is_number(word: str) -> bool:
-    return word.count(".") == 1 and len(word) == 5 and word.replace(".", "").isdigit()
+    for line in text.replace("|", " ").splitlines():
+        if found := re.fullmatch(r"(.+?)((?: +(?:–|\d\d\.\d\d))+)", line):
+            yield found[1], [None if word == "–" else float(word) for word in found[2].split()]

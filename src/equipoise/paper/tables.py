@@ -3,109 +3,100 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ..method import Method
 from ..methods import remedy_named
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed
-from .cells import DATASETS, IL, META, ROWS, Cell, Column, Row, Table, cell_of, cifar, old_and_new, run_of
+from ..runs.settings import Protocol
+from .cells import DATASETS, IL, META, ROWS, Cell, Column, Row, Table, cifar, of_metric, old_and_new, run_of
 from .published import CONFUSION, EPSILONS, TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, TABLE6, numbers
 
 
-def by_steps(text: str, steps: Mapping[str, Sequence[int]], memory: str) -> tuple[Row, ...]:
-    """A table whose columns are data sets and numbers of steps, after a base step with half of the classes."""
-    columns = [Column(f"{d}-{t}", DATASETS[d], f"{t} steps", d) for d, ts in steps.items() for t in ts]
-
+def rows_of(
+    text: str, columns: Mapping[Column, Protocol], find: Callable[[str], Method | None] = ROWS.get
+) -> tuple[Row, ...]:
+    """The rows that the paper prints: what `find` has no method for is quoted, and without a number is no run."""
     rows = []
     for name, values in numbers(text):
-        method = ROWS.get(name)
-        cells = []
-        for column, value in zip(columns, values):
-            t = int(column.title.split()[0])
-            run = None if method is None else run_of(method, column.dataset, memory, steps=t)
+        method, cells = find(name), []
+        for (column, protocol), value in zip(columns.items(), values):
+            run = None if method is None or value is None else run_of(method, column.dataset, protocol)
             cells.append(Cell(column, value, run))
         rows.append(Row(name, tuple(cells), quoted=method is None))
     return tuple(rows)
 
 
+def by_steps(memory: str, **steps: Sequence[int]) -> dict[Column, Protocol]:
+    """Columns of data sets and numbers of steps, after a base step with half of the classes."""
+    each = ((dataset.replace("_", "-"), t) for dataset, ts in steps.items() for t in ts)
+    return {Column(f"{d}-{t}", DATASETS[d], f"{t} steps", d): Protocol(steps=t, memory=memory) for d, t in each}
+
+
 def table1() -> Table:
     """The main table: with memory."""
-    steps = {"cifar100": (5, 10, 25), "imagenet-subset": (5, 10, 25), "imagenet": (5, 10)}
+    columns = by_steps("20", cifar100=(5, 10, 25), imagenet_subset=(5, 10, 25), imagenet=(5, 10))
     caption = "Average incremental accuracy: half of the classes, then 5, 10 or 25 steps; 20 images of every class kept"
-    return Table("table1", "Table 1", caption, by_steps(TABLE1, steps, "20"))
+    return Table("table1", "Table 1", caption, rows_of(TABLE1, columns))
 
 
 def table2() -> Table:
     """Ten equal steps on ImageNet."""
-    metrics = ("average", "average top 5")
-    columns = [Column(f"imagenet-{metric.replace(' ', '-')}", "ImageNet", metric, "imagenet") for metric in metrics]
-    rows = []
-    for name, values in numbers(TABLE2):
-        method = ROWS.get(name)
-        run = None if method is None else run_of(method, "imagenet", "total:20000", steps=9, base=100)
-        cells = tuple(Cell(c, v, run, c.title) for c, v in zip(columns, values))
-        rows.append(Row(name, cells, quoted=method is None))
+    protocol = Protocol(base=100, steps=9, memory="total:20000")
+    columns = {of_metric(metric, "imagenet", "ImageNet"): protocol for metric in ("average", "average top 5")}
     caption = "ImageNet in ten steps of 100 classes, 20,000 images kept in all"
-    return Table("table2", "Table 2", caption, tuple(rows))
+    return Table("table2", "Table 2", caption, rows_of(TABLE2, columns))
 
 
 def table3() -> Table:
     """Without memory."""
-    steps = {"cifar100": (5, 10), "imagenet-subset": (5, 10), "imagenet": (5, 10)}
+    columns = by_steps("0", cifar100=(5, 10), imagenet_subset=(5, 10), imagenet=(5, 10))
     caption = "Average incremental accuracy without memory: half of the classes, then 5 or 10 steps"
-    return Table("table3", "Table 3", caption, by_steps(TABLE3, steps, "0"))
+    return Table("table3", "Table 3", caption, rows_of(TABLE3, columns))
 
 
 def table4() -> Table:
-    """By the size of the memory."""
-    sizes = (1, 5, 10, 20, 50)
-    rows = []
-    for name, values in numbers(TABLE4):
-        cells = []
-        for m, value in zip(sizes, values):
-            column = Column(f"cifar100-memory-{m}", "CIFAR-100", f"{m} per class", "cifar100")
-            possible = m > 1 or ROWS[name].remedy.adapt() is None  # with one image, none can be held out
-            cells.append(Cell(column, value, cell_of(ROWS[name], memory=str(m)) if possible else None))
-        rows.append(Row(name, tuple(cells)))
+    """By the size of the memory; with one image, Meta could hold none out."""
+    columns = {
+        Column(f"cifar100-memory-{m}", "CIFAR-100", f"{m} per class", "cifar100"): Protocol(steps=5, memory=str(m))
+        for m in (1, 5, 10, 20, 50)
+    }
     caption = "Average incremental accuracy by the images kept of every class: half of the classes, then 5 steps"
-    return Table("table4", "Table 4", caption, tuple(rows))
+    return Table("table4", "Table 4", caption, rows_of(TABLE4, columns))
 
 
 def table5() -> Table:
     """By the weight α of old classes."""
-    metrics = ("final base", "final", "average")
-    rows = []
-    for name, values in numbers(TABLE5):
-        remedy = Meta() if name == META else Balanced(float(name.split()[1]))
-        cells = []
-        for t, published in ((5, values[:3]), (10, values[3:])):
-            for metric, value in zip(metrics, published):
-                title = f"CIFAR-100, {t} steps"
-                column = Column(f"cifar100-{t}-{metric.replace(' ', '-')}", title, metric, "cifar100")
-                cells.append(Cell(column, value, cell_of(ILBaseline(remedy), t), metric))
-        rows.append(Row(name, tuple(cells)))
+    columns = {
+        of_metric(metric, "cifar100", f"CIFAR-100, {t} steps", f"{t}-"): Protocol(steps=t, memory="20")
+        for t in (5, 10)
+        for metric in ("final base", "final", "average")
+    }
+
+    def find(name: str) -> Method:
+        return ILBaseline(Meta() if name == META else Balanced(float(name.split()[1])))
+
     caption = "IL-Baseline, Balanced, by the weight α of old classes: half of the classes, then 5 or 10 steps, 20 kept"
-    return Table("table5", "Table 5", caption, tuple(rows))
+    return Table("table5", "Table 5", caption, rows_of(TABLE5, columns, find))
 
 
 def table6() -> Table:
     """The remedies that are losses, which are the paper's, against the others."""
-    rows = []
-    column = Column("cifar100-5", "CIFAR-100", "5 steps", "cifar100")
-    for name, (value,) in numbers(TABLE6):
-        remedy = remedy_named("standard" if name == IL else name.lower().replace(" ", "-"))
-        rows.append(Row(name, (Cell(column, value, cell_of(ILBaseline(remedy()))),)))
+
+    def find(name: str) -> Method:
+        return ILBaseline(remedy_named("standard" if name == IL else name.lower().replace(" ", "-"))())
+
+    columns = {Column("cifar100-5", "CIFAR-100", "5 steps", "cifar100"): Protocol(steps=5, memory="20")}
     caption = "IL-Baseline by remedy: average incremental accuracy, half of the classes, then 5 steps, 20 images kept"
-    return Table("table6", "Table 6", caption, tuple(rows))
+    return Table("table6", "Table 6", caption, rows_of(TABLE6, columns, find))
 
 
 def confusion() -> Table:
     """The figure of confusion matrices."""
-    column = Column("cifar100-final", "CIFAR-100", "final", "cifar100")
-    published = numbers(CONFUSION)
-    rows = [Row(name, (Cell(column, value, cell_of(ROWS[name]), "final"),)) for name, (value,) in published]
+    columns = {of_metric("final", "cifar100", "CIFAR-100"): Protocol(steps=5, memory="20")}
     caption = "Final accuracy of the three confusion matrices: half of the classes, then 5 steps, 20 images kept"
-    return Table("confusion", "Confusion matrices", caption, tuple(rows), figure=True)
+    return Table("confusion", "Confusion matrices", caption, rows_of(CONFUSION, columns), figure=True)
 
 
 def epsilon() -> Table:
@@ -114,11 +105,11 @@ def epsilon() -> Table:
     for name, t, percent in itertools.product(("LUCIR", "PODNet"), (5, 10), EPSILONS):
         # Without memory, ε = 0 is the balanced loss: the same equation, and a run that the tables have anyway.
         method = ROWS[name].with_remedy(Balanced() if percent == "0" else Relaxed(f"{percent}%"))
-        here, there = (run_of(method, dataset, "0", steps=t) for dataset in ("cifar100", "imagenet-subset"))
-        cells = [*old_and_new(here, DATASETS[here.data.name])]
+        protocol = Protocol(steps=t, memory="0")
+        cells = [*old_and_new(run_of(method, "cifar100", protocol), DATASETS["cifar100"])]
         if t == 5:  # where what ends an epoch matters most
             cells += old_and_new(cifar(method, t, "0"), "CIFAR-100, joined batches", which="joined-")
-        cells += old_and_new(there, DATASETS[there.data.name])
+        cells += old_and_new(run_of(method, "imagenet-subset", protocol), DATASETS["imagenet-subset"])
         rows.append(Row(f"{name}, {t} steps, ε {percent}%", tuple(cells)))
     caption = (
         "LUCIR and PODNet without memory, Relaxed, by ε in percent of the images of a class; the columns of joined "

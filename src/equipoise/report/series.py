@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import paper
-from ..paper import Table
+from ..paper import Cell, Table
 from ..paper.match import Filled, FilledRow
 from ..runs.folder import Result
 from .grid import comma_separated
@@ -75,7 +75,7 @@ def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
             column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
             cells = [cell_of(row, column) for row in fixed.values()]
             if metric == "final new":
-                cells = [replace(c, cell=replace(c.cell, metric=metric, paper=None)) for c in cells]
+                cells = [replace(c, cell=Cell(replace(c.cell.column, metric=metric), None, c.cell.run)) for c in cells]
             series += over(metric, group, fixed, cells)
             used += cells
         yield from lines(

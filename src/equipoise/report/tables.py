@@ -100,6 +100,12 @@ def numbers(table: Table, filled: Sequence[FilledRow]) -> Iterator[tuple[object,
                 continue
             figures = (cell.cell.paper, cell.ours, cell.std, cell.difference)
             paper, ours, std, difference = ("" if v is None else f"{v:.4f}" for v in figures)
-            named = (table.id, row.row.name, cell.cell.column.id, cell.cell.metric, "yes" if row.row.quoted else "no")
+            named = (
+                table.id,
+                row.row.name,
+                cell.cell.column.id,
+                cell.cell.column.metric,
+                "yes" if row.row.quoted else "no",
+            )
             why = f"needs {cell.needs}" if cell.needs else cell.state
             yield *named, paper, ours, std, len(cell.found), difference, why, cell.last, cell.command
