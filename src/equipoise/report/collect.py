@@ -80,8 +80,7 @@ def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
     return {
         "id": table.id,
         "title": table.title,
-        "caption": f"{table.caption}.{explain_joined(filled)}",
-        "metric": "accuracy, %",
+        "caption": f"{table.caption}.{explain_joined(filled)} Accuracy, %.",
         "names": {"table5": "weight", "table6": "remedy", "separated": "reading"}.get(table.id, "method"),
         "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
         "rows": [

@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .markup import Html, fixed, h, is_known, signed
+from .markup import Html, h
+from .words import fixed, is_known, signed
 
 Plain = Mapping[str, Any]
 
 
 def ours_of(cell: Plain) -> list[object]:
     """The measured number with its deviation; mean and deviation are told apart by weight."""
-    std = cell.get("std")
-    return [fixed(cell.get("ours")), h("span", f" ± {fixed(std)}", class_="std") if is_known(std) else ""]
+    std = cell["std"]
+    return [fixed(cell["ours"]), h("span", f" ± {fixed(std)}", class_="std") if is_known(std) else ""]
 
 
 def difference(value: float, state: str | None) -> Html:
@@ -34,9 +35,7 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def headline(rows: Sequence[Plain]) -> Html:
     """The chart at the top: a ring for the paper, a dot for ours; where they agree the dot lies in the ring."""
-    known = [v for row in rows for v in (row.get("paper"), *ends(row)) if is_known(v)]
-    if not known:
-        return h("p", "Nothing measured yet.", class_="nothing")
+    known = [v for row in rows for v in (row["paper"], *ends(row)) if is_known(v)]
     ticks = round_ticks(min(known), max(known))
 
     def x(value: float) -> str:
@@ -45,21 +44,18 @@ def headline(rows: Sequence[Plain]) -> Html:
     def line(name: str, a: float, b: float, top: str = "50%", bottom: str = "50%") -> Html:
         return h("line", class_=name, x1=x(a), x2=x(b), y1=top, y2=bottom)
 
-    def track(row: Plain) -> Html:
-        ours, paper = row.get("ours"), row.get("paper")
-        grid = [line("grid", v, v, "0", "100%") for v in ticks]
-        link = line("link", paper, ours) if is_known(ours) and is_known(paper) else ""
-        whisker = line("whisker", ends(row)[0], ends(row)[1]) if len(ends(row)) > 1 else ""
-        ring = h("circle", class_="ring", cx=x(paper), cy="50%", r=6.5) if is_known(paper) else ""
-        dot = h("circle", class_="dot", cx=x(ours), cy="50%", r=3.8) if is_known(ours) else ""
-        return h("svg", grid, link, whisker, ring, dot, aria_hidden="true")
-
     def row_of(row: Plain) -> Html:
-        ours, paper = row.get("ours"), row.get("paper")
-        apart = difference(ours - paper, row.get("state")) if is_known(ours) and is_known(paper) else ""
-        numbers = [h("td", ours_of(row), class_="ours" if is_known(ours) else "paper")]
+        ours, paper, measured = row["ours"], row["paper"], is_known(row["ours"])
+        parts = [line("grid", v, v, "0", "100%") for v in ticks]
+        parts += [line("link", paper, ours)] if measured else []
+        parts += [line("whisker", min(ends(row)), max(ends(row)))] if len(ends(row)) > 1 else []
+        parts += [h("circle", class_="ring", cx=x(paper), cy="50%", r=6.5)]
+        parts += [h("circle", class_="dot", cx=x(ours), cy="50%", r=3.8)] if measured else []
+        track = h("td", h("svg", parts, aria_hidden="true"), class_="track")
+        apart = difference(ours - paper, row["state"]) if measured else ""
+        numbers = [h("td", ours_of(row), class_="ours" if measured else "paper")]
         numbers += [h("td", fixed(paper), class_="paper"), h("td", apart, class_="paper")]
-        return h("tr", h("th", row["name"], scope="row"), h("td", track(row), class_="track"), numbers)
+        return h("tr", h("th", row["name"], scope="row"), track, numbers)
 
     def circle(name: str, r: float) -> Html:
         return h("svg", h("circle", class_=name, cx=8, cy=8, r=r), width=16, height=16, aria_hidden="true")
@@ -74,7 +70,7 @@ def headline(rows: Sequence[Plain]) -> Html:
 
 def ends(row: Plain) -> list[float]:
     """What is measured, give or take its deviation."""
-    ours, std = row.get("ours"), row.get("std")
+    ours, std = row["ours"], row["std"]
     if not is_known(ours):
         return []
     return [ours - std, ours + std] if is_known(std) else [ours]

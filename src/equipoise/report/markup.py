@@ -1,11 +1,9 @@
-"""HTML from Python: elements in which every text is escaped, and numbers as the page writes them."""
+"""HTML from Python: elements in which every text is escaped."""
 
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterator
-from typing import TypeGuard
 
 VOID = ("img", "input")
 """elements without an end"""
@@ -37,24 +35,3 @@ def h(tag: str, *parts: object, **attributes: object) -> Html:
             plain = name.rstrip("_").replace("_", "-")
             words.append(plain if value is True else f'{plain}="{html.escape(str(value))}"')
     return Html(f"<{' '.join(words)}>" + ("" if tag in VOID else f"{join(*parts)}</{tag}>"))
-
-
-def is_known(value: object) -> TypeGuard[float]:
-    """Whether there is a number: a run that diverged has none."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def fixed(value: float | None, digits: int = 2) -> str:
-    """A number with so many digits, a dash for none."""
-    return f"{value:.{digits}f}".replace("-", "−") if is_known(value) else "–"
-
-
-def signed(value: float) -> str:
-    """A difference, always with a sign: colour is not to be the only cue."""
-    digits = f"{abs(value):.2f}"
-    return ("±" if float(digits) == 0 else "−" if value < 0 else "+") + digits
-
-
-def counted(count: int, word: str) -> str:
-    """3 runs, 1 run."""
-    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..runs.folder import Result, check_there, read_result
 from ..settings import digest, flatten
 from .words import (
+    STEPS,
     default_settings,
     mean_and_deviation,
     name_in_words,
@@ -22,6 +23,7 @@ from .words import (
     protocol_in_words,
     remedy_title,
     reused_in_words,
+    rows_of_steps,
 )
 
 COLUMNS = ("data.name", "data.validation", "protocol.base", "protocol.steps", "protocol.memory", "recipe.epochs")
@@ -155,17 +157,10 @@ def print_result(result: Result, console: Console) -> None:
     words += [f"seed {run['seed']}"]
     words += [f"measured on {measured_on(result)}"] if run["data"].get("validation") else []
     table = Table(title=f"{', '.join(words)}: accuracy in percent", box=box.SIMPLE_HEAD)
-    for name in ("step", "classes", "all", "top 5", "base", "new", "latest", "α", "seconds"):
+    for name in STEPS.values():
         table.add_column(name, justify="right")
-    for record, alpha in zip(result["steps"], result["alpha"]):
-        shown = [record[k] for k in ("top1", "top5", "base", "new", "latest")]
-        table.add_row(
-            str(record["step"]),
-            str(record["classes"]),
-            *("–" if v is None else f"{v:.2f}" for v in shown),
-            "–" if alpha is None else f"{alpha:.3f}",
-            f"{record['seconds']:.1f}",
-        )
+    for row in rows_of_steps([step | {"alpha": alpha} for step, alpha in zip(result["steps"], result["alpha"])]):
+        table.add_row(*row)
     console.print(table)
     forgotten, reused = result["forgetting"], reused_in_words(result["reused"])
     console.print(

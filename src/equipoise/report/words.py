@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -29,6 +30,39 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
     if len(known) == 1:
         return f"{known[0]:.2f}"
     return f"{np.mean(known):.2f} ± {np.std(known, ddof=1):.2f}"
+
+
+def is_known(value: object) -> TypeGuard[float]:
+    """Whether there is a number: a run that diverged has none."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def fixed(value: float | None, digits: int = 2) -> str:
+    """A number with so many digits, a dash for none."""
+    return f"{value:.{digits}f}".replace("-", "−") if is_known(value) else "–"
+
+
+def signed(value: float) -> str:
+    """A difference, always with a sign: colour is not to be the only cue."""
+    digits = f"{abs(value):.2f}"
+    return ("±" if float(digits) == 0 else "−" if value < 0 else "+") + digits
+
+
+def counted(count: int, word: str) -> str:
+    """3 runs, 1 run."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+STEPS = {"step": "step", "classes": "classes", "top1": "all", "top5": "top 5", "base": "base", "new": "new"}
+STEPS |= {"latest": "latest", "alpha": "α", "seconds": "seconds"}
+"""what is shown of a step, and its heading"""
+DIGITS = {"step": 0, "classes": 0, "alpha": 3, "seconds": 1}
+"""of numbers that do not have two"""
+
+
+def rows_of_steps(steps: Sequence[Mapping[str, Any]], names: Iterable[str] = STEPS) -> list[list[str]]:
+    """What is shown of the steps of a run, a row each; α stands with its step."""
+    return [[fixed(step[name], DIGITS.get(name, 2)) for name in names] for step in steps]
 
 
 def value_in_words(value: Any) -> str:
