@@ -96,14 +96,14 @@ class Prepared:
         """Kind of device and precision: a run is resumed with the same ones only."""
         return {"device": self.learner.device_.type, "precision": "bf16" if self.learner.bf16_ else "fp32"}
 
-    def step_keys(self) -> list[str | None]:
-        """The key of the state after each step; None where the source of the method is not in a file."""
+    def step_keys(self) -> list[str]:
+        """The key of the state after each step; empty where the source of the method is not in a file."""
         run, learner, method = self.run, self.learner, self.run.method
         counts = torch.bincount(self.train.y)[: self.sizes[0]]
         base = method_at_base(method) if bool((counts == counts[0]).all()) else method
         codes = code_of(base), code_of(method)
         if None in codes:
-            return [None] * len(self.sizes)
+            return [""] * len(self.sizes)
         always = {
             **self.machine,
             "engine": learner.engine_,
@@ -120,7 +120,7 @@ class Prepared:
         keys = [digest([always, codes[0], to_plain(base), brought[0]])]
         for classes in brought[1:]:
             keys.append(digest([keys[-1], codes[1], to_plain(method), kept, classes]))
-        return list(keys)
+        return keys
 
     def resolved(self) -> dict[str, Any]:
         """What follows from the settings: normalisation, augmentation, and the trainings of each step. A step that is

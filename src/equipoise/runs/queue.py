@@ -25,6 +25,10 @@ Work = Callable[..., Result]
 """`equipoise.runs.run.run`, or what takes the same arguments: it must be importable, since workers import it"""
 
 
+START = (-1, -1.0)
+"""how far a run is that has not ended an epoch"""
+
+
 @dataclass
 class Job:
     """A run, its folder, and how it stands."""
@@ -38,7 +42,7 @@ class Job:
     """how many each step trains on, over all epochs"""
     tries: int = 0
     """attempts since it last got further"""
-    reached: tuple[int, float] | None = None
+    reached: tuple[int, float] = START
     """step, and how much of it, of the furthest that it got, before it was begun here or since"""
     not_before: float = 0.0
     """when it may be tried again, by `time.monotonic`"""
@@ -103,7 +107,7 @@ def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | 
         on_cpu = replace(machine, device="cpu", engine="auto")  # the GPU is left to those who do the runs
         plan = prepare(run, on_cpu, data, loaded.get(run.data.name))
         loaded[run.data.name] = plan.data
-        job = Job(plan.run, machine, folder, plan.step_keys()[0] or "", total_images(plan.work()))
+        job = Job(plan.run, machine, folder, plan.step_keys()[0], total_images(plan.work()))
         jobs.setdefault(digest([plan.settings["run"], plan.order]), job)
     return list(jobs.values())
 

@@ -45,7 +45,7 @@ class Attempt:
     ) -> None:
         self.plan, self.folder, self.shared, self.watch, self.options = plan, folder, shared, watch, options
         self.learner = plan.learner
-        self.keys = [key or "" for key in plan.step_keys()]
+        self.keys = plan.step_keys()
         self.work = plan.work()
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []

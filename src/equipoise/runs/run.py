@@ -63,7 +63,7 @@ def shared_steps(plan: Prepared, options: Options, watch: Watch) -> SharedSteps 
     """Where steps are shared; None where none can be."""
     if options.store is None:
         return None
-    if None in plan.step_keys():
+    if "" in plan.step_keys():
         watch.say("steps are not shared: the source of the method is not in a file")
         return None
     shared = SharedSteps(options.store)

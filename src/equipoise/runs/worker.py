@@ -23,7 +23,7 @@ from ..errors import BusyError, first_line, sentence
 from .folder import ERROR, LOG, WARNINGS, claim_run_folder, is_locked, last_epoch
 from .mps import PRIORITY, YIELDING
 from .progress import Both, PlainWatch, Watch
-from .queue import Job, Work, conclude
+from .queue import START, Job, Work, conclude
 from .tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ TRIES = 3
 """attempts at a run that get no further than the one before, after which it has failed"""
 PAUSE = 3.0
 """retry delay in seconds: PAUSE · 4^tries, since a GPU that was lost may be back by then"""
-NOWHERE = (-1, -1.0)
-"""where a run is that has not ended an epoch"""
 
 FINAL = 2
 """exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
@@ -69,16 +67,14 @@ def start_process(run: Work, job: Job, on: Local, slot: int, here: str, yields: 
     if not is_locked(job.folder):
         for name in (ERROR, WARNINGS):
             (job.folder / name).unlink(missing_ok=True)
-    if job.reached is None:
-        job.reached = furthest_epoch(job.folder)
+    job.reached = max(job.reached, furthest_epoch(job.folder))
     gpu = gpu_for(slot) if job.machine.device in ("auto", "cuda") else None  # cuda:1 is a number among all
     said = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     if yields and PRIORITY not in os.environ:
         said[PRIORITY] = YIELDING
     if job.machine.device == "auto":
         job = replace(job, machine=replace(job.machine, device=here))
-    args = (run, job, on, os.getpid(), said)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=args, daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(run, job, on, said), daemon=True)
     process.start()
     return process
 
@@ -91,13 +87,12 @@ def conclude_try(job: Job, code: int | None) -> bool:
     if code == BUSY:
         job.tries -= 1
         return False
-    file = job.folder / ERROR
     reason = f"the process ended with code {code}" if code is None or code >= 0 else f"killed by signal {-code}"
     with contextlib.suppress(OSError):
-        reason = file.read_text(errors="replace").strip() or reason
+        reason = (job.folder / ERROR).read_text(errors="replace").strip() or reason
     if code != FINAL:
         now = furthest_epoch(job.folder)
-        if now > (job.reached or NOWHERE):  # whatever ended it, the try was not in vain
+        if now > job.reached:  # whatever ended it, the try was not in vain
             job.reached, job.tries = now, 0
         if job.tries < TRIES:
             log.warning("%s: %s; trying again", job.folder, reason)
@@ -110,14 +105,14 @@ def conclude_try(job: Job, code: int | None) -> bool:
 def furthest_epoch(folder: Path) -> tuple[int, float]:
     """The step that the run of a folder has come to, and how much of it is done."""
     epoch = last_epoch(folder)
-    return NOWHERE if epoch is None else (epoch["step"], epoch["done"])
+    return START if epoch is None else (epoch["step"], epoch["done"])
 
 
-def work(run: Work, job: Job, on: Local, parent: int, told: Mapping[str, str]) -> None:
+def work(run: Work, job: Job, on: Local, told: Mapping[str, str]) -> None:
     """What a worker process does. Its words go to LOG in the run's folder, the reason of a failure to ERROR."""
     os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
     os.environ.update(told)  # CUDA looks at it when it is first used, which is later
-    threading.Thread(target=die_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(on.threads)
     folder = job.folder
     sys.stdout = sys.stderr = words = (folder / LOG).open("a", buffering=1)
@@ -151,17 +146,16 @@ def work(run: Work, job: Job, on: Local, parent: int, told: Mapping[str, str]) -
         give_up(error, 1 if lost else FINAL)
 
 
-def repeat_warnings(folder: Path, warned: set[str]) -> None:
-    """What a worker warned of, once for all runs of a queue: nobody looks into the logs of runs that end well."""
+def read_warnings(folder: Path) -> list[str]:
+    """What a worker warned of: nobody looks into the logs of runs that end well."""
     with contextlib.suppress(OSError):
-        for words in (folder / WARNINGS).read_text(errors="replace").splitlines():
-            if words not in warned:
-                warned.add(words)
-                log.warning("%s: %s", folder, words)
+        return (folder / WARNINGS).read_text(errors="replace").splitlines()
+    return []
 
 
-def die_with(parent: int) -> None:
+def die_with_parent() -> None:
     """End this process when its parent is gone, so that a killed queue leaves nobody at work in its folders."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker is a process that a queue has started"
+    parent.join()
     os._exit(1)

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ from .mps import multi_process_service
 from .queue import Job, Tell, Work, conclude, find_critical, has_base
 from .settings import Options
 from .tensorboard import summary_writer
-from .worker import BUSY, conclude_try, repeat_warnings, start_process
+from .worker import BUSY, conclude_try, read_warnings, start_process
 
 LOOK = 1.0
 """seconds between looks at who else is at work in the folders of jobs that wait"""
@@ -105,8 +104,7 @@ class Crew:
         self.first = find_critical(jobs, on.workers)
         # Asked once: a worker that cannot see the GPU must not go to the CPU instead, where it would take days.
         self.device = resolve_device("auto").type
-        self.repeated: set[str] = set()
-        self.reported: set[Path] = set()
+        self.warned: set[str] = set()
         self.looked = -math.inf
 
     def look_around(self) -> None:
@@ -118,10 +116,14 @@ class Crew:
         self.waiting = [job for job in self.waiting if not job.over]
         self.elsewhere = [job for job in self.waiting if is_locked(job.folder)]
         for job in self.elsewhere:
-            if job.folder not in self.reported:
-                log.warning("%s: another process is at work there; waiting for it", job.folder)
-        self.reported |= {job.folder for job in self.elsewhere}
+            self.warn_once(f"{job.folder}: another process is at work there; waiting for it")
         self.looked = time.monotonic()
+
+    def warn_once(self, words: str, where: str = "") -> None:
+        """Warn of something that concerns all runs, wherever it is noticed first."""
+        if words not in self.warned:
+            self.warned.add(words)
+            log.warning("%s%s", where, words)
 
     def start_jobs(self) -> None:
         """Give every free worker the next job, as far as there are any."""
@@ -149,7 +151,8 @@ class Crew:
         self.busy = [one for one in self.busy if one not in over]
         for one in over:
             if one.process.exitcode != BUSY:  # else what is in the folder is another's
-                repeat_warnings(one.job.folder, self.repeated)
+                for words in read_warnings(one.job.folder):
+                    self.warn_once(words, f"{one.job.folder}: ")
         # First again: the longest were begun first, and others may wait for the step that one was at.
         self.waiting = [one.job for one in over if not conclude_try(one.job, one.process.exitcode)] + self.waiting
         self.elsewhere += [one.job for one in over if one.process.exitcode == BUSY]
