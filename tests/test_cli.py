@@ -1304,6 +1304,13 @@ def test_help_the_version_and_errors_of_usage_wait_for_nothing_slow():
     assert ended.stderr.splitlines()[-1] == f"{[2, 0, 0, *[2] * 7, *[0] * 5]} set()", ended.stderr
 
 
+def test_where_there_are_no_greek_letters_the_help_has_question_marks():
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    process = started("show", "--help", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "") and "mean ? deviation" in out
+
+
 def test_the_process_exits_with_the_code_and_one_sentence():
     process = started(*DIGITS, "--steps", "3", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate(timeout=60)

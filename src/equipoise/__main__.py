@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -10,6 +11,8 @@ def main() -> None:
     try:
         from .cli import command
 
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal or a file that has no α shows a question mark
         code = command(sys.argv[1:])
     except KeyboardInterrupt:
         code = 1

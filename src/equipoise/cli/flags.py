@@ -82,7 +82,7 @@ def parse_arguments(kind: Any, verb: str, argv: Sequence[str]) -> Any:
         Flag(f.name, hints[f.name], f.default, helps[f.name], positional=f.default in (MISSING, ()))
         for f in fields(kind)
     ]
-    return kind(**parse(Syntax(f"equipoise {verb}", str(kind.__doc__), flags), argv))
+    return kind(**parse(Syntax(f"equipoise {verb}", inspect.getdoc(kind) or "", flags), argv))
 
 
 def parse(syntax: Syntax, argv: Sequence[str]) -> dict[str, Any]:
@@ -187,15 +187,15 @@ def help_page(syntax: Syntax) -> str:
         for flag in flags:
             start = f"  {', '.join(flag.spellings) if flag.default is True else form(flag):20} "
             lines.append(fill(describe(flag), initial_indent=start, subsequent_indent=" " * 23))
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\xa0", " ")
 
 
 def form(flag: Flag) -> str:
-    """A flag and what follows it, such as --epochs INT."""
+    """A flag and what follows it, such as --epochs INT, with spaces at which no line is broken."""
     *others, kind = alternatives(flag.type)
     kind = typing.get_args(kind)[0] if flag.several else kind
-    value = "" if flag.positional or kind is bool else f" {METAVARS.get(kind, 'VALUE') if not others else 'VALUE'}"
-    return f"{flag.word}{value}{' ...' if flag.several else ''}"
+    value = "" if flag.positional or flag.type is bool else f" {METAVARS.get(kind, 'VALUE') if not others else 'VALUE'}"
+    return f"{flag.word}{value}{' ...' if flag.several else ''}".replace(" ", "\xa0")
 
 
 def describe(flag: Flag) -> str:
@@ -203,7 +203,8 @@ def describe(flag: Flag) -> str:
     (kind, *_), text, default = alternatives(flag.type), flag.help, flag.default
     if typing.get_origin(kind) is Literal:
         *most, last = map(str, typing.get_args(kind))
-        text += f"; {', '.join(most)} or {last}"
+        choices = f"{', '.join(most)} or {last}" if most else last
+        text = f"{text}; {choices}" if text else choices
     if isinstance(default, tuple):
         default = " ".join(map(str, default)) or "none"
     return text if flag.positional or "(default: " in text else f"{text} (default: {default})"
