@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich import box
@@ -18,15 +18,11 @@ from ..report.terminal import for_output
 from ..runs.environment import cores, hardware, versions
 from ..runs.mps import multi_process_service
 from .arguments import Bench
-
-if TYPE_CHECKING:
-    from .speed import Row, Setting
+from .speed import Row, Setting, count_work, measure, measure_limits, rows_for
 
 
 def bench_verb(f: Bench) -> None:
     """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
-    from .speed import Setting  # what a DataLoader loop needs is slow to import
-
     device = resolve_device(f.device)
     images = (25_600 if device.type == "cuda" else 256) if f.images is None else f.images
     check("images", images, least=2 * f.batch, whole=True)
@@ -46,8 +42,6 @@ def bench_verb(f: Bench) -> None:
 
 def bench(on: Setting, packed: Sequence[int], console: Console) -> dict[str, Any]:
     """Measure every row, and return all of it as a record."""
-    from .speed import count_work, measure_limits, rows_for
-
     flops, moved = count_work(on.device, on.bf16)
     peak, bandwidth = measure_limits(on.device, on.bf16)
     if on.device.type == "cuda":
@@ -74,8 +68,6 @@ def bench(on: Setting, packed: Sequence[int], console: Console) -> dict[str, Any
 
 def measure_rows(rows: Sequence[Row], on: Setting, console: Console) -> dict[Row, float]:
     """Images a second of these rows, each printed as soon as it is known."""
-    from .speed import measure
-
     speeds: dict[Row, float] = {}
     for row in rows:
         speeds[row] = measure(row, on)

@@ -16,6 +16,7 @@ from rich.table import Table
 from ..files import claim_folder
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed, Remedy, Standard
+from ..report import figures
 from ..report.terminal import for_output, mean_and_deviation
 from ..runs.folder import Result
 from ..runs.progress import duration
@@ -107,8 +108,6 @@ def sentence(results: Results) -> str:
 
 def draw(results: Results, out: Path) -> list[Path]:
     """The curves of all cases, and the confusion matrices of their first seed."""
-    from ..report import figures  # matplotlib is slow to import, and only pictures need it
-
     titles = {m: f"{m} images per class in memory" if m != "0" else "no memory" for m in CASES}
     panels = {
         titles[memory]: [(remedy.name.capitalize(), results[memory, remedy.name]) for remedy in remedies]
