@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__, paper
@@ -39,8 +39,8 @@ def collect_data(records: Records) -> dict[str, Any]:
         "made": {
             "equipoise": __version__,
             "runs": len(results),
-            "hardware": distinct(computer(result) for result in results),
-            "torch": distinct(r["versions"]["torch"].split("+")[0] for r in results if r.get("versions")),
+            "hardware": sorted({computer(result) for result in results}),
+            "torch": sorted({r["versions"]["torch"].split("+")[0] for r in results if r["versions"]}),
         },
         "states": {
             "close": f"within {ONE:g} points of the paper, or {SEVERAL:g} for the mean of three or more seeds",
@@ -58,21 +58,10 @@ def collect_data(records: Records) -> dict[str, Any]:
     }
 
 
-def distinct(values: Iterator[str]) -> list[str]:
-    """Each value once, sorted."""
-    return sorted(set(values))
-
-
 def headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str, Any]]:
     """The measured ones among the first column of the two main tables: 5 steps on CIFAR-100."""
-    chosen = []
-    for id, words in zip(MAIN, ("", ", no memory")):
-        for row in filled[id][1]:
-            cell = row.cells[0]
-            if cell.ours is not None and cell.cell.paper is not None:
-                numbers = {"ours": cell.ours, "std": cell.std, "paper": cell.cell.paper, "seeds": len(cell.found)}
-                chosen.append({"name": row.row.name + words, **numbers, "state": cell.state})
-    return chosen
+    rows = [(row, words) for id, words in zip(MAIN, ("", ", no memory")) for row in filled[id][1]]
+    return [as_cell(row.cells[0]) | {"name": row.row.name + words} for row, words in rows if row.cells[0].found]
 
 
 def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
@@ -120,7 +109,6 @@ def as_run(found: Found) -> dict[str, Any]:
         again = command(read_run(run), own_machine(result))
     except EquipoiseError:
         again = None
-    versions = ", ".join(f"{k} {v}" for k, v in (result.get("versions") or {}).items())
     words = [method_title(run), remedy_title(run), *changes_in_words(result)]
     words += [paper.DATASETS.get(run["data"]["name"], run["data"]["name"]), protocol_in_words(result)]
     return {
@@ -135,7 +123,7 @@ def as_run(found: Found) -> dict[str, Any]:
         "steps": [step | {"alpha": alpha} for step, alpha in zip(result["steps"], result["alpha"])],
         "confusion": result["confusion"],
         "hardware": computer(result),
-        "versions": versions,
+        "versions": ", ".join(f"{k} {v}" for k, v in result["versions"].items()),
         "seconds": result.get("seconds"),
         "reused": reused_in_words(result.get("reused")) or None,
     }

@@ -88,16 +88,22 @@ def cell_sentence(cell: Plain) -> str:
     """The numbers of a cell in words, for those who cannot see which is which."""
     spread = f" ± {fixed(cell['std'])}" if is_known(cell["std"]) else ""
     ours = f"measured {fixed(cell['ours'])}{spread} ({counted(cell['seeds'], 'seed')})"
-    parts = [ours, cell["why"]] if is_known(cell["ours"]) else [cell["why"] or "not measured"]
-    parts[1:1] = [f"paper {fixed(cell['paper'])}"] if is_known(cell["paper"]) else []
-    parts[2:2] = [f"difference {signed(cell['difference'])}, {cell['state']}"] if is_known(cell["difference"]) else []
-    return "; ".join(filter(None, parts))
+    parts = [ours if is_known(cell["ours"]) else cell["why"] or "not measured"]
+    if is_known(cell["paper"]):
+        parts.append(f"paper {fixed(cell['paper'])}")
+    if is_known(cell["difference"]):
+        parts.append(f"difference {signed(cell['difference'])}, {cell['state']}")
+    if is_known(cell["ours"]) and cell["why"]:
+        parts.append(cell["why"])
+    return "; ".join(parts)
 
 
 def sort_key(cell: Plain) -> dict[str, object]:
     """What a cell is sorted by: ours before what only the paper has, so that the two are never mixed."""
-    known = [(rank, cell[name]) for rank, name in enumerate(("ours", "paper")) if is_known(cell[name])]
-    return {"data_rank": known[0][0], "data_key": known[0][1]} if known else {}
+    for rank, name in enumerate(("ours", "paper")):
+        if is_known(cell[name]):
+            return {"data_rank": rank, "data_key": cell[name]}
+    return {}
 
 
 # Tables -----------------------------------------------------------------------------------------------------------

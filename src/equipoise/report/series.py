@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..paper.match import Filled, FilledRow
 from ..runs.folder import Result
 from .grid import comma_separated
 
+K = TypeVar("K")
 Figure = dict[str, Any]
 """`id`, `title`, `caption`, and of `kind` lines: `series` over the axis `x`; of `kind` confusion: `panels`, each with
 its `name` and the `result` whose matrix is shown"""
@@ -50,18 +51,18 @@ def figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure
 
 def steps(table: Table, rows: Sequence[FilledRow], words: str) -> Iterator[Figure]:
     """For each column of a table, the accuracies after each step."""
-    own = [row for row in rows if not row.row.quoted]
+    own = {row.row.name: row for row in rows if not row.row.quoted}
     for column in table.columns:
-        cells = [cell_of(row, column.id) for row in own]
-        runs = [[one.result for one in cell.found] for cell in cells]
+        cells = cells_of(own, column.id)
+        runs = {name: [one.result for one in cell.found] for name, cell in cells.items()}
         yield from lines(
             f"steps-{table.id}-{column.id}",
             f"{column.group}, {column.title}, {words}",
             "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation where there are "
             "several.",
             BY_CLASSES,
-            [curve(row.row.name, i, results) for i, (row, results) in enumerate(zip(own, runs)) if results],
-            cells,
+            [curve(name, i, results) for i, (name, results) in enumerate(runs.items()) if results],
+            cells.values(),
         )
 
 
@@ -73,11 +74,12 @@ def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         for group, metric in enumerate(SHOWN):
             # The paper has no column for the later classes, but their accuracy is in the same records.
             column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
-            cells = [cell_of(row, column) for row in fixed.values()]
+            cells = cells_of(fixed, column)
             if metric == "final new":
-                cells = [replace(c, cell=Cell(replace(c.cell.column, metric=metric), None, c.cell.run)) for c in cells]
-            series += over(metric, group, fixed, cells)
-            used += cells
+                later = {x: Cell(replace(c.cell.column, metric=metric), None, c.cell.run) for x, c in cells.items()}
+                cells = {x: replace(c, cell=later[x]) for x, c in cells.items()}
+            series += over(metric, group, cells)
+            used += cells.values()
         yield from lines(
             f"alpha-{t}",
             f"The weight α of old classes, {t} steps",
@@ -93,8 +95,7 @@ def memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """Accuracy by the size of the memory; the paper's numbers are dashed."""
     series: list[Series] = []
     for group, row in enumerate(rows):
-        sizes = [float(cell.cell.column.title.split()[0]) for cell in row.cells]
-        series += over(row.row.name, group, sizes, row.cells)
+        series += over(row.row.name, group, {float(c.cell.column.title.split()[0]): c for c in row.cells})
     yield from lines(
         "memory",
         "The size of the memory",
@@ -109,14 +110,13 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """Stability against plasticity by ε, without memory."""
     for dataset, method, t in itertools.product(DATASETS, ("LUCIR", "PODNet"), (5, 10)):
         start = f"{method}, {t} steps, ε "
-        own = [row for row in rows if row.row.name.startswith(start)]
-        own = [row for row in own if any(cell.cell.column.dataset == dataset for cell in row.cells)]
-        at = [float(row.row.name.removeprefix(start).rstrip("%")) for row in own]
+        names = {row.row.name: row for row in rows if row.row.name.startswith(start)}
+        own = {float(name.removeprefix(start).rstrip("%")): row for name, row in names.items()}
         series, used = list[Series](), list[Filled]()
         for metric in ("average", "final base", "final new"):
-            cells = [cell_of(row, f"{dataset}-{metric.replace(' ', '-')}") for row in own]
-            series += over(metric, SHOWN.index(metric), at, cells)
-            used += cells
+            cells = cells_of(own, f"{dataset}-{metric.replace(' ', '-')}")
+            series += over(metric, SHOWN.index(metric), cells)
+            used += cells.values()
         if max((len(s["x"]) for s in series), default=0) < 3:
             continue  # a line through two points would pass for a curve
         yield from lines(
@@ -130,9 +130,9 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         )
 
 
-def cell_of(row: FilledRow, column: str) -> Filled:
-    """A row's cell in that column."""
-    return next(cell for cell in row.cells if cell.cell.column.id == column)
+def cells_of(rows: Mapping[K, FilledRow], column: str) -> dict[K, Filled]:
+    """The cells of a column, of those rows that have it."""
+    return {key: cell for key, row in rows.items() for cell in row.cells if cell.cell.column.id == column}
 
 
 def curve(name: str, group: int, results: Sequence[Result]) -> Series:
@@ -143,11 +143,10 @@ def curve(name: str, group: int, results: Sequence[Result]) -> Series:
     return {"name": name, "x": x, "y": y.mean(0).tolist(), "spread": spread, "dashed": False, "group": group}
 
 
-def over(name: str, group: int, at: Iterable[float], cells: Iterable[Filled]) -> Iterator[Series]:
+def over(name: str, group: int, cells: Mapping[float, Filled]) -> Iterator[Series]:
     """Cells over a setting: a line through what was measured, and a dashed one through the paper's numbers."""
-    both = list(zip(at, cells))
-    ours = [(x, cell.ours, cell.std) for x, cell in both if cell.ours is not None]
-    published = [(x, cell.cell.paper, None) for x, cell in both if cell.cell.paper is not None]
+    ours = [(x, cell.ours, cell.std) for x, cell in cells.items() if cell.ours is not None]
+    published = [(x, cell.cell.paper, None) for x, cell in cells.items() if cell.cell.paper is not None]
     for words, points in ((name, ours), (f"{name}, the paper", published)):
         if points:
             x, y, deviations = map(list, zip(*points))

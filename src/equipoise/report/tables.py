@@ -8,7 +8,7 @@ from ..paper import Table
 from ..paper.match import Filled, FilledRow
 from .costs import costs
 from .grid import Grid, Line, Shown
-from .words import mean_and_deviation
+from .words import counted, mean_and_deviation
 
 MARKS = {"near": "†", "off": "‡"}
 JOINED, WHY_JOINED = "ʲ", "measured with joined batches: with short ones there is no record yet"
@@ -68,9 +68,7 @@ def seeds_in(filled: Sequence[FilledRow]) -> str:
     counts = sorted({len(cell.found) for row in filled for cell in row.cells if cell.found})
     if not counts:
         return "nothing yet"
-    if len(counts) == 1:
-        return f"{counts[0]} seed{'s' if counts[0] > 1 else ''}"
-    return f"{counts[0]} to {counts[-1]} seeds"
+    return counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
 
 
 def explain_joined(filled: Sequence[FilledRow]) -> str:

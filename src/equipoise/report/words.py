@@ -62,7 +62,7 @@ DIGITS = {"step": 0, "classes": 0, "alpha": 3, "seconds": 1}
 
 def rows_of_steps(steps: Sequence[Mapping[str, Any]], names: Iterable[str] = STEPS) -> list[list[str]]:
     """What is shown of the steps of a run, a row each; α stands with its step."""
-    return [[fixed(step[name], DIGITS.get(name, 2)) for name in names] for step in steps]
+    return [[fixed(step.get(name), DIGITS.get(name, 2)) for name in names] for step in steps]
 
 
 def value_in_words(value: Any) -> str:
