@@ -24,7 +24,7 @@ from equipoise.paper.match import NONE, FilledRow, fill, key, missing, recorded,
 from equipoise.remedies import BalancedFinetuning
 from equipoise.report import grid
 from equipoise.report.collect import as_cell
-from equipoise.report.tables import make_grid, show
+from equipoise.report.tables import make_grid, show_cell
 from equipoise.runs import estimate
 from equipoise.runs.command import command as words_of
 from equipoise.runs.command import run_name
@@ -217,21 +217,20 @@ def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path:
     timed = next(row.cells[0] for row in fill(replace(table, alone=True), records) if row.row.name == "Balanced")
     assert timed.state == "missing" and not timed.joined
     shown = make_grid(table, [FilledRow(table.rows[0], (cell,))])
-    assert grid.markdown(shown).count("ʲ") == 2 and "ʲ measured with joined" in grid.markdown(shown)
-    assert grid.latex(shown).count("$^{j}$") == 2 and "ʲ" not in grid.latex(shown)
-    assert grid.coloured(show(cell)).plain == "62.50 ± 0.71 (62.22, +0.28ʲ, 2 seeds)"
+    assert grid.render_markdown(shown).count("ʲ") == 2 and "ʲ measured with joined" in grid.render_markdown(shown)
+    assert grid.render_latex(shown).count("$^{j}$") == 2 and "ʲ" not in grid.render_latex(shown)
+    assert grid.colour_cell(show_cell(cell)).plain == "62.50 ± 0.71 (62.22, +0.28ʲ, 2 seeds)"
     assert as_cell(cell)["why"] == "measured with joined batches: with short ones there is no record yet"
     unpublished = replace(cell, cell=replace(cell.cell, paper=None))
-    assert grid.coloured(show(unpublished)).plain == "62.50 ± 0.71 (ʲ, 2 seeds)"
+    assert grid.colour_cell(show_cell(unpublished)).plain == "62.50 ± 0.71 (ʲ, 2 seeds)"
 
     recorded_with(tmp_path / "short", {0: 61.0}, asked_for)
     records = recorded(tmp_path)
     cell = balanced(records)
     assert cell.values == [61.0] and not cell.joined and cell.last == "short", "never both in one mean"
     assert missing([asked_for], records) == [] and both_ways(records) == [[62.0, 63.0], [61.0]]
-    assert (
-        "ʲ" not in grid.markdown(make_grid(table, [FilledRow(table.rows[0], (cell,))])) and as_cell(cell)["why"] is None
-    )
+    shown = make_grid(table, [FilledRow(table.rows[0], (cell,))])
+    assert "ʲ" not in grid.render_markdown(shown) and as_cell(cell)["why"] is None
     assert balanced(NONE).last == "short" and not balanced(NONE).joined
 
 

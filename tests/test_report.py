@@ -19,8 +19,8 @@ from equipoise.paper.match import Filled, FilledRow, Found, fill, key, missing, 
 from equipoise.report import grid, report
 from equipoise.report.collect import as_run, collect_data
 from equipoise.report.figures import draw, plt
-from equipoise.report.series import numbers, relaxations
-from equipoise.report.tables import make_grid, show
+from equipoise.report.series import chart_relaxations, list_points
+from equipoise.report.tables import make_grid, show_cell
 from equipoise.runs.plan import resolve
 from equipoise.runs.settings import Data, Protocol, Run
 from equipoise.settings import to_plain
@@ -51,7 +51,7 @@ def test_the_committed_report_is_what_the_records_give(made: Path) -> None:
 def test_the_readme_shows_what_is_recorded(id: str) -> None:
     table = paper.table(id).on("cifar100")
     own = [row for row in fill(table, recorded(RESULTS)) if not row.row.quoted]
-    text = "\n".join(grid.markdown(make_grid(table, own)).splitlines()[2:])
+    text = "\n".join(grid.render_markdown(make_grid(table, own)).splitlines()[2:])
     assert text in (RESULTS.parent / "README.md").read_text()
 
 
@@ -159,8 +159,8 @@ def test_several_seeds_are_a_mean_and_a_deviation() -> None:
     a, b = (found.result["average_incremental_accuracy"] for found in (one, other))
     expected = f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
     row = FilledRow(by_name["Balanced"].row, (cell,))
-    assert f"**{expected}** (62.22, +" in grid.markdown(make_grid(table, [row]))
-    assert expected.replace(" ± ", r"$\pm$") in grid.latex(make_grid(table, [row]))
+    assert f"**{expected}** (62.22, +" in grid.render_markdown(make_grid(table, [row]))
+    assert expected.replace(" ± ", r"$\pm$") in grid.render_latex(make_grid(table, [row]))
     assert "2 seeds" in make_grid(table, [row]).caption
 
 
@@ -168,10 +168,10 @@ def test_quoted_numbers_are_marked_and_have_no_command() -> None:
     table = paper.table("table1")
     filled = [row for row in fill(table, recorded(RESULTS)) if row.row.quoted]
     assert len(filled) == 8
-    for line in grid.markdown(make_grid(table, filled)).splitlines()[6:]:
+    for line in grid.render_markdown(make_grid(table, filled)).splitlines()[6:]:
         assert line.startswith("| *") and "(quoted)" in line and "**" not in line
     assert {
-        line["command"] for line in csv.DictReader(grid.comma_separated(make_grid(table, filled).numbers).splitlines())
+        line["command"] for line in csv.DictReader(grid.write_csv(make_grid(table, filled).numbers).splitlines())
     } == {""}
 
 
@@ -187,7 +187,7 @@ def test_curves_are_those_of_the_records() -> None:
     steps = json.loads(path.read_text())["steps"]
     assert balanced["x"] == [s["classes"] for s in steps] and balanced["y"] == [s["top1"] for s in steps]
     assert balanced["spread"] is None
-    lines = numbers(figure).splitlines()
+    lines = list_points(figure).splitlines()
     assert lines[0] == "series,x,y,spread" and len(lines) == 1 + sum(len(s["x"]) for s in figure["series"])
     weights = next(f for f in data["figures"] if f["id"] == "alpha-5")
     by_name = {s["name"]: s for s in weights["series"]}
@@ -338,7 +338,7 @@ def test_what_is_drawn_is_what_is_written(everything: tuple[Path, dict[str, int]
     data = collect_data(recorded(everything[0]))
     for figure in (f for f in data["figures"] if f["kind"] == "lines"):
         axis = draw(figure).axes[0]
-        told = list(csv.DictReader(numbers(figure).splitlines()))
+        told = list(csv.DictReader(list_points(figure).splitlines()))
         shown = [(line.get_label(), x, y) for line in axis.lines for x, y in zip(*line.get_data())]
         assert [(t["series"], float(t["x"]), float(t["y"])) for t in told] == [
             (name, pytest.approx(x), pytest.approx(y, abs=1e-4)) for name, x, y in shown
@@ -352,7 +352,7 @@ def test_confusion_is_told_in_numbers(everything: tuple[Path, dict[str, int]]) -
     folder, number = everything
     records = recorded(folder)
     figure = next(f for f in collect_data(records)["figures"] if f["kind"] == "confusion")
-    lines = numbers(figure).splitlines()
+    lines = list_points(figure).splitlines()
     asked_for = next(row.cells[0].run for row in paper.table("confusion").rows if row.name == "IL-Baseline")
     assert asked_for is not None
     i = number[key(asked_for)]
@@ -401,7 +401,7 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, d
     rows = {row.name: [cell.text for cell in row.cells] for row in changed.rows}
     assert rows["IL-Baseline"][3] == "–" and rows["IL-Baseline, Meta"] == ["–"] * 8
     assert missing([meta], records) == [] and missing([meta], records, alone=True) == [meta]
-    for form in (grid.markdown, grid.latex):
+    for form in (grid.render_markdown, grid.render_latex):
         assert all(cell.text in form(made) for row in made.rows for cell in row.cells[:2])
     first, second = ({line[0]: line[1:-1] for line in one.numbers} for one in (made, changed))
     for row in made.rows:
@@ -413,8 +413,8 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: tuple[Path, d
 def test_two_points_are_no_curve(everything: tuple[Path, dict[str, int]]) -> None:
     table = paper.table("epsilon").on("cifar100")
     rows = [row for row in fill(table, recorded(everything[0])) if row.row.name.startswith("LUCIR, 5 steps")]
-    assert [f["id"] for f in relaxations(rows[:3])] == ["epsilon-cifar100-lucir-5"]
-    assert list(relaxations(rows[:2])) == []
+    assert [f["id"] for f in chart_relaxations(rows[:3])] == ["epsilon-cifar100-lucir-5"]
+    assert list(chart_relaxations(rows[:2])) == []
 
 
 def test_a_metric_has_one_colour_by_alpha_and_by_epsilon(everything: tuple[Path, dict[str, int]]) -> None:
@@ -427,7 +427,7 @@ def test_colours_say_how_far(everything: tuple[Path, dict[str, int]]) -> None:
     filled = fill(paper.table("table1").on("cifar100"), recorded(everything[0]))
     cells = [cell for row in filled for cell in row.cells if cell.found]
     for cell in cells:
-        shown = grid.coloured(show(cell))
+        shown = grid.colour_cell(show_cell(cell))
         colour = {"close": "green", "better": "cyan", "near": "yellow", "off": "red"}[cell.state]
         assert colour in str(shown.spans[0].style) and shown.plain.startswith(f"{cell.ours:.2f} ± 0.62 (")
         assert shown.plain.endswith(", 3 seeds)") and ("‡" in shown.plain) == (cell.state == "off")

@@ -27,7 +27,7 @@ from ..runs.run import run as run_one
 from ..runs.settings import Machine, Run
 from ..runs.workers import Local
 
-FORMATS = {"markdown": grid.markdown, "latex": grid.latex}
+FORMATS = {"markdown": grid.render_markdown, "latex": grid.render_latex}
 
 
 def tell(words: str) -> None:
@@ -158,12 +158,12 @@ def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, f
         if form == "csv":  # tables with the same fields have one head
             lines = made.numbers[1:] if made.numbers[0] == head else made.numbers
             head = made.numbers[0]
-            print(grid.comma_separated(lines), end="")
+            print(grid.write_csv(lines), end="")
         elif form != "terminal":
             print(FORMATS[form](made, commands))
         else:
             console.print(f"{made.title}. {made.caption}", soft_wrap=True, highlight=False)
-            console.print(grid.terminal(made))
+            console.print(grid.render_terminal(made))
             for line in made.commands if commands else ():
                 console.print(line, soft_wrap=True, highlight=False)
 

@@ -14,14 +14,14 @@ from ..methods.slda import SLDA
 from ..remedies import Balanced, BalancedFinetuning, Meta, SeparatedSoftmax
 from ..step import plan_for
 from .cells import BALANCED, IL, META, ROWS, Cell, Column, Row, Table, cifar, old_and_new, with_short_batches
-from .published import TABLE1, TABLE3, TABLE6, numbers
+from .published import TABLE1, TABLE3, TABLE6, parse_numbers
 
 
 def batches() -> Table:
     """What the last batch of an epoch costs: not in the paper, but what its numbers depend on."""
     rows = []
     for text, memory, steps, kept in ((TABLE3, "0", (5, 10), "no memory"), (TABLE1, "20", (5, 10, 25), "20 kept")):
-        for name, values in numbers(text):
+        for name, values in parse_numbers(text):
             method = ROWS.get(name)
             if method is None or type(method) in (NCM, SLDA):  # which train in the base step only
                 continue
@@ -52,7 +52,7 @@ def separated() -> Table:
         "one mean, both losses with weight 1": ILBaseline(one_mean, weights="ones"),
         "all of it as in SS-IL": ILBaseline(as_there, weights="ones", distil="by-step"),
     }
-    (published,) = dict(numbers(TABLE6))["separated softmax"]
+    (published,) = dict(parse_numbers(TABLE6))["separated softmax"]
     rows = [Row(name, old_and_new(cifar(m), "CIFAR-100, 5 steps", published)) for name, m in readings.items()]
     caption = (
         "IL-Baseline with a separated softmax, as the row of table 6 is (first) and by other readings: what its mean "

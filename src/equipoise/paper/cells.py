@@ -148,7 +148,7 @@ def run_of(method: Method, dataset: str, protocol: Protocol) -> Run:
     return with_short_batches(Run(method, Data(dataset), protocol, recipe))
 
 
-def of_metric(metric: str, dataset: str, group: str, which: str = "") -> Column:
+def make_column(metric: str, dataset: str, group: str, which: str = "") -> Column:
     """A column of a metric, and called so; `which` tells columns of several runs on a data set apart."""
     return Column(f"{dataset}-{which}{metric.replace(' ', '-')}", group, metric, dataset, metric)
 
@@ -156,4 +156,4 @@ def of_metric(metric: str, dataset: str, group: str, which: str = "") -> Column:
 def old_and_new(run: Run, group: str, average: float | None = None, which: str = "") -> tuple[Cell, ...]:
     """Three cells of a run: its average, for which the paper may have a number, and what old and new classes end at."""
     published = {"average": average, "final base": None, "final new": None}
-    return tuple(Cell(of_metric(m, run.data.name, group, which), value, run) for m, value in published.items())
+    return tuple(Cell(make_column(m, run.data.name, group, which), value, run) for m, value in published.items())

@@ -96,7 +96,7 @@ EPSILONS = ("0", "0.02", "0.1", "0.2", "0.5", "1", "2", "10", "100")
 """ε in percent of the images of a class; the paper's figure prints no numbers"""
 
 
-def numbers(text: str) -> Iterator[tuple[str, list[float | None]]]:
+def parse_numbers(text: str) -> Iterator[tuple[str, list[float | None]]]:
     """The rows of a text above: a name and its numbers. A headline, which has none, is left out."""
     for line in text.replace("|", " ").splitlines():
         if found := re.fullmatch(r"(.+?)((?: +(?:–|\d\d\.\d\d))+)", line):

@@ -10,16 +10,16 @@ from ..methods import remedy_named
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed
 from ..runs.settings import Protocol
-from .cells import DATASETS, IL, META, ROWS, Cell, Column, Row, Table, cifar, of_metric, old_and_new, run_of
-from .published import CONFUSION, EPSILONS, TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, TABLE6, numbers
+from .cells import DATASETS, IL, META, ROWS, Cell, Column, Row, Table, cifar, make_column, old_and_new, run_of
+from .published import CONFUSION, EPSILONS, TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, TABLE6, parse_numbers
 
 
-def rows_of(
+def build_rows(
     text: str, columns: Mapping[Column, Protocol], find: Callable[[str], Method | None] = ROWS.get
 ) -> tuple[Row, ...]:
     """The rows that the paper prints: what `find` has no method for is quoted, and without a number is no run."""
     rows = []
-    for name, values in numbers(text):
+    for name, values in parse_numbers(text):
         method, cells = find(name), []
         for (column, protocol), value in zip(columns.items(), values):
             run = None if method is None or value is None else run_of(method, column.dataset, protocol)
@@ -28,7 +28,7 @@ def rows_of(
     return tuple(rows)
 
 
-def by_steps(memory: str, **steps: Sequence[int]) -> dict[Column, Protocol]:
+def name_columns(memory: str, **steps: Sequence[int]) -> dict[Column, Protocol]:
     """Columns of data sets and numbers of steps, after a base step with half of the classes."""
     each = ((dataset.replace("_", "-"), t) for dataset, ts in steps.items() for t in ts)
     return {Column(f"{d}-{t}", DATASETS[d], f"{t} steps", d): Protocol(steps=t, memory=memory) for d, t in each}
@@ -36,24 +36,24 @@ def by_steps(memory: str, **steps: Sequence[int]) -> dict[Column, Protocol]:
 
 def table1() -> Table:
     """The main table: with memory."""
-    columns = by_steps("20", cifar100=(5, 10, 25), imagenet_subset=(5, 10, 25), imagenet=(5, 10))
+    columns = name_columns("20", cifar100=(5, 10, 25), imagenet_subset=(5, 10, 25), imagenet=(5, 10))
     caption = "Average incremental accuracy: half of the classes, then 5, 10 or 25 steps; 20 images of every class kept"
-    return Table("table1", "Table 1", caption, rows_of(TABLE1, columns))
+    return Table("table1", "Table 1", caption, build_rows(TABLE1, columns))
 
 
 def table2() -> Table:
     """Ten equal steps on ImageNet."""
     protocol = Protocol(base=100, steps=9, memory="total:20000")
-    columns = {of_metric(metric, "imagenet", "ImageNet"): protocol for metric in ("average", "average top 5")}
+    columns = {make_column(metric, "imagenet", "ImageNet"): protocol for metric in ("average", "average top 5")}
     caption = "ImageNet in ten steps of 100 classes, 20,000 images kept in all"
-    return Table("table2", "Table 2", caption, rows_of(TABLE2, columns))
+    return Table("table2", "Table 2", caption, build_rows(TABLE2, columns))
 
 
 def table3() -> Table:
     """Without memory."""
-    columns = by_steps("0", cifar100=(5, 10), imagenet_subset=(5, 10), imagenet=(5, 10))
+    columns = name_columns("0", cifar100=(5, 10), imagenet_subset=(5, 10), imagenet=(5, 10))
     caption = "Average incremental accuracy without memory: half of the classes, then 5 or 10 steps"
-    return Table("table3", "Table 3", caption, rows_of(TABLE3, columns))
+    return Table("table3", "Table 3", caption, build_rows(TABLE3, columns))
 
 
 def table4() -> Table:
@@ -63,13 +63,13 @@ def table4() -> Table:
         for m in (1, 5, 10, 20, 50)
     }
     caption = "Average incremental accuracy by the images kept of every class: half of the classes, then 5 steps"
-    return Table("table4", "Table 4", caption, rows_of(TABLE4, columns))
+    return Table("table4", "Table 4", caption, build_rows(TABLE4, columns))
 
 
 def table5() -> Table:
     """By the weight α of old classes."""
     columns = {
-        of_metric(metric, "cifar100", f"CIFAR-100, {t} steps", f"{t}-"): Protocol(steps=t, memory="20")
+        make_column(metric, "cifar100", f"CIFAR-100, {t} steps", f"{t}-"): Protocol(steps=t, memory="20")
         for t in (5, 10)
         for metric in ("final base", "final", "average")
     }
@@ -78,7 +78,7 @@ def table5() -> Table:
         return ILBaseline(Meta() if name == META else Balanced(float(name.split()[1])))
 
     caption = "IL-Baseline, Balanced, by the weight α of old classes: half of the classes, then 5 or 10 steps, 20 kept"
-    return Table("table5", "Table 5", caption, rows_of(TABLE5, columns, find))
+    return Table("table5", "Table 5", caption, build_rows(TABLE5, columns, find))
 
 
 def table6() -> Table:
@@ -89,14 +89,14 @@ def table6() -> Table:
 
     columns = {Column("cifar100-5", "CIFAR-100", "5 steps", "cifar100"): Protocol(steps=5, memory="20")}
     caption = "IL-Baseline by remedy: average incremental accuracy, half of the classes, then 5 steps, 20 images kept"
-    return Table("table6", "Table 6", caption, rows_of(TABLE6, columns, find))
+    return Table("table6", "Table 6", caption, build_rows(TABLE6, columns, find))
 
 
 def confusion() -> Table:
     """The figure of confusion matrices."""
-    columns = {of_metric("final", "cifar100", "CIFAR-100"): Protocol(steps=5, memory="20")}
+    columns = {make_column("final", "cifar100", "CIFAR-100"): Protocol(steps=5, memory="20")}
     caption = "Final accuracy of the three confusion matrices: half of the classes, then 5 steps, 20 images kept"
-    return Table("confusion", "Confusion matrices", caption, rows_of(CONFUSION, columns), figure=True)
+    return Table("confusion", "Confusion matrices", caption, build_rows(CONFUSION, columns), figure=True)
 
 
 def epsilon() -> Table:

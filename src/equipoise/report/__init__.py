@@ -14,7 +14,7 @@ from . import grid
 from .collect import collect_data
 from .grid import Grid
 from .page import page
-from .series import DATASETS, numbers
+from .series import DATASETS, list_points
 from .tables import make_grid
 
 
@@ -31,10 +31,10 @@ def report(results: Path, out: Path) -> list[Path]:
     grids = [(table, made) for table, made in grids if data["costs"] or not table.alone]
     texts = {"README.md": markdown(data, [made for table, made in grids if not table.figure])}
     for _, made in grids:
-        texts[f"tables/{made.id}.md"] = grid.markdown(made, commands=True)
-        texts[f"tables/{made.id}.tex"] = grid.latex(made, commands=True)
-        texts[f"tables/{made.id}.csv"] = grid.comma_separated(made.numbers)
-    texts |= {f"figures/{figure['id']}.csv": numbers(figure) for figure in data["figures"]}
+        texts[f"tables/{made.id}.md"] = grid.render_markdown(made, commands=True)
+        texts[f"tables/{made.id}.tex"] = grid.render_latex(made, commands=True)
+        texts[f"tables/{made.id}.csv"] = grid.write_csv(made.numbers)
+    texts |= {f"figures/{figure['id']}.csv": list_points(figure) for figure in data["figures"]}
     pictures = [f"figures/{figure['id']}.png" for figure in data["figures"]]
     names = ["index.html", *texts, *pictures]
     claim_folder(out, "report", names)
@@ -58,7 +58,7 @@ def markdown(data: Mapping[str, Any], grids: Sequence[Grid]) -> str:
         f"{data['subtitle']} Made of {made['runs']} recorded runs on {' and '.join(made['hardware'])}, torch "
         f"{', '.join(made['torch'])}. Numbers in italics are quoted from other papers.",
     ]
-    parts += [grid.markdown(one).rstrip() for one in grids]
+    parts += [grid.render_markdown(one).rstrip() for one in grids]
     for figure in data["figures"]:
         parts += [f"### {figure['title']}", figure["caption"], f"![{figure['title']}](figures/{figure['id']}.png)"]
     parts.append("`tables/` has each table as Markdown, LaTeX and CSV, with the command that measures each cell.")

@@ -13,9 +13,9 @@ from ..paper.match import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
 from ..runs.command import command
 from ..runs.plan import read_run
 from ..settings import flatten
-from .costs import costs
+from .costs import make_costs
 from .grid import Grid
-from .series import MAIN, figures, note_joined
+from .series import MAIN, make_figures, note_joined
 from .tables import WHY_JOINED, explain_joined
 from .words import (
     changes_in_words,
@@ -52,8 +52,8 @@ def collect_data(records: Records) -> dict[str, Any]:
         "of every class kept, or none." + note_joined(row.cells[0] for id in MAIN for row in filled[id][1]),
         "headline": headline(filled),
         "tables": [as_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
-        "figures": list(figures(filled)),
-        "costs": as_costs(costs(*filled["costs"])) if any(r.cells[0].found for r in filled["costs"][1]) else None,
+        "figures": list(make_figures(filled)),
+        "costs": as_costs(make_costs(*filled["costs"])) if any(r.cells[0].found for r in filled["costs"][1]) else None,
         "runs": tell_apart([as_run(found) for found in records.found]),
     }
 

@@ -25,12 +25,12 @@ COLUMNS = (
 )
 
 
-def costs(table: Table, filled: Sequence[FilledRow]) -> Grid:
+def make_costs(table: Table, filled: Sequence[FilledRow]) -> Grid:
     """Seconds and memory of every row, of the first seed; – for what has not been timed."""
     cells = {row.row.name: row.cells[0] for row in filled}
     rows = [Line(name, list(map(Shown, time_row(name, cells)))) for name in cells]
     commands = [f"{cell.command} --store none" for cell in cells.values()]
-    lines = [(row.name, *(plain(cell.text) for cell in row.cells), end) for row, end in zip(rows, commands)]
+    lines = [(row.name, *(strip_number(cell.text) for cell in row.cells), end) for row, end in zip(rows, commands)]
     return Grid(
         table.id,
         table.title,
@@ -54,34 +54,34 @@ def time_row(name: str, cells: Mapping[str, Filled]) -> list[str]:
     rival = cells.get(name.split(",")[0].split(" with")[0] + ", Balanced")
     times = "–"
     if rival is not None and rival.found and computer(rival.found[0].result) == computer(result):
-        times = f"{train_fully(cells[name]) / train_fully(rival):.2f}"
+        times = f"{scale_training(cells[name]) / scale_training(rival):.2f}"
     first = result["steps"][1] if len(result["steps"]) > 1 else {}
     peaks = first.get("training_mib"), result["machine"].get("peak_memory_mib")
     return [
         str(result["run"]["recipe"]["epochs"]),
-        f"{seconds(result, 'training_seconds'):.2f}",
-        f"{seconds(result, 'refitting_seconds'):.2f}" if seconds(result, "refitting_seconds") else "–",
+        f"{sum_steps(result, 'training_seconds'):.2f}",
+        f"{sum_steps(result, 'refitting_seconds'):.2f}" if sum_steps(result, "refitting_seconds") else "–",
         times,
-        f"{seconds(result, 'seconds'):.2f}",
+        f"{sum_steps(result, 'seconds'):.2f}",
         *("–" if peak is None else f"{peak:,.0f}" for peak in peaks),
         computer(result),
     ]
 
 
-def train_fully(cell: Filled) -> float:
+def scale_training(cell: Filled) -> float:
     """Seconds of training, scaled to the method's own number of epochs, and of what is trained afterwards."""
     assert cell.cell.run is not None
     run, result = cell.cell.run, cell.found[0].result
     epochs = run.method.recipe(plan_for(SHAPES[run.data.name])).epochs
     longer = epochs / int(result["run"]["recipe"]["epochs"])
-    return seconds(result, "training_seconds") * longer + seconds(result, "refitting_seconds")
+    return sum_steps(result, "training_seconds") * longer + sum_steps(result, "refitting_seconds")
 
 
-def seconds(result: Result, name: str) -> float:
+def sum_steps(result: Result, name: str) -> float:
     """Of all steps after the base step."""
     return float(sum(step.get(name, 0.0) for step in result["steps"][1:]))
 
 
-def plain(text: str) -> str:
+def strip_number(text: str) -> str:
     """A number as CSV has it; nothing for none."""
     return "" if text == "–" else re.sub(r"(?<=\d),(?=\d)", "", text)

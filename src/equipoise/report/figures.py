@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from ..runs.folder import Result
-from .series import BY_CLASSES, Figure, Series, curve
+from .series import BY_CLASSES, Figure, Series, make_curve
 
 COLOURS = ("#8c8c8c", "#1f6fb4", "#d9730d", "#2c8a4b", "#8e4fb0", "#b8322a", "#0e8a92", "#a08a00")
 """of lines; the page's style sheet has them for both themes, as --series-0 to --series-7"""
@@ -51,7 +51,7 @@ def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
         series = []
         for group, (name, results) in enumerate(curves):
             average = np.mean([result["average_incremental_accuracy"] for result in results])
-            series.append(curve(f"{name} ({average:.1f})", group, results))
+            series.append(make_curve(f"{name} ({average:.1f})", group, results))
         draw_lines(axis, title, BY_CLASSES, series)
         axis.set_ylim(0, 102)
         axis.label_outer()

@@ -54,7 +54,7 @@ class Grid(NamedTuple):
     """the lines of the CSV, of which the first names the fields"""
 
 
-def terminal(grid: Grid) -> Rich:
+def render_terminal(grid: Grid) -> Rich:
     """A table with a colour for every cell that was measured."""
     made = Rich(box=box.SIMPLE_HEAD)
     made.add_column("", no_wrap=True)
@@ -62,17 +62,17 @@ def terminal(grid: Grid) -> Rich:
         made.add_column(f"{group}\n{title}".strip(), justify="right")
     for row in grid.rows:
         name = Text(f"{row.name} (quoted)", style="dim") if row.quoted else Text(row.name)
-        made.add_row(name, *map(coloured, row.cells))
+        made.add_row(name, *map(colour_cell, row.cells))
     return made
 
 
-def coloured(cell: Shown) -> Text:
+def colour_cell(cell: Shown) -> Text:
     """A cell in a terminal: what is measured stands out, the rest is dim."""
     style = f"bold {COLOURS[cell.state]}".strip() if cell.state in COLOURS else "dim" if cell.state else ""
     return Text.assemble((cell.text, style), (f" ({cell.beside})" if cell.beside else "", "dim"))
 
 
-def markdown(grid: Grid, commands: bool = False) -> str:
+def render_markdown(grid: Grid, commands: bool = False) -> str:
     """A table under its title and caption; if `commands`, what measures each cell is folded up below it."""
 
     def mark(cell: Shown) -> str:
@@ -91,7 +91,7 @@ def markdown(grid: Grid, commands: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex(grid: Grid, commands: bool = False) -> str:
+def render_latex(grid: Grid, commands: bool = False) -> str:
     """A table for a paper: needs the package booktabs. If `commands`, what measures each cell as comments."""
 
     def typeset(cell: Shown) -> str:
@@ -125,7 +125,7 @@ def escape(text: str) -> str:
     return re.sub("|".join(map(re.escape, TYPESET)), lambda found: TYPESET[found[0]], text)
 
 
-def comma_separated(lines: Iterable[Sequence[object]]) -> str:
+def write_csv(lines: Iterable[Sequence[object]]) -> str:
     """Lines of values as CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(lines)

@@ -13,7 +13,7 @@ from .. import paper
 from ..paper import Cell, Table
 from ..paper.match import Filled, FilledRow
 from ..runs.folder import Result
-from .grid import comma_separated
+from .grid import write_csv
 
 K = TypeVar("K")
 Figure = dict[str, Any]
@@ -39,34 +39,34 @@ def note_joined(cells: Iterable[Filled]) -> str:
     return " Where no run with short batches is recorded yet, it is one with joined batches."
 
 
-def figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure]:
+def make_figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure]:
     """Those of the paper of which something has been measured, and the accuracies by step behind its tables."""
     for id, words in zip(MAIN, ("20 images of every class kept", "without memory")):
-        yield from steps(*filled[id], words)
-    yield from confusion(filled["confusion"][1])
-    yield from weights(filled["table5"][1])
-    yield from memory(filled["table4"][1])
-    yield from relaxations(filled["epsilon"][1])
+        yield from chart_steps(*filled[id], words)
+    yield from chart_confusion(filled["confusion"][1])
+    yield from chart_weights(filled["table5"][1])
+    yield from chart_memory(filled["table4"][1])
+    yield from chart_relaxations(filled["epsilon"][1])
 
 
-def steps(table: Table, rows: Sequence[FilledRow], words: str) -> Iterator[Figure]:
+def chart_steps(table: Table, rows: Sequence[FilledRow], words: str) -> Iterator[Figure]:
     """For each column of a table, the accuracies after each step."""
     own = {row.row.name: row for row in rows if not row.row.quoted}
     for column in table.columns:
-        cells = cells_of(own, column.id)
+        cells = find_cells(own, column.id)
         runs = {name: [one.result for one in cell.found] for name, cell in cells.items()}
-        yield from lines(
+        yield from make_lines(
             f"steps-{table.id}-{column.id}",
             f"{column.group}, {column.title}, {words}",
             "Accuracy on all classes so far, by their number; mean over the seeds, with its deviation where there are "
             "several.",
             BY_CLASSES,
-            [curve(name, i, results) for i, (name, results) in enumerate(runs.items()) if results],
+            [make_curve(name, i, results) for i, (name, results) in enumerate(runs.items()) if results],
             cells.values(),
         )
 
 
-def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+def chart_weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """Stability against plasticity by α; the paper's numbers are dashed."""
     fixed = {float(row.row.name.split()[1]): row for row in rows if row.row.name.startswith("α")}
     for t in (5, 10):
@@ -74,13 +74,13 @@ def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         for group, metric in enumerate(SHOWN):
             # The paper has no column for the later classes, but their accuracy is in the same records.
             column = f"cifar100-{t}-{'final' if metric == 'final new' else metric.replace(' ', '-')}"
-            cells = cells_of(fixed, column)
+            cells = find_cells(fixed, column)
             if metric == "final new":
                 later = {x: Cell(replace(c.cell.column, metric=metric), None, c.cell.run) for x, c in cells.items()}
                 cells = {x: replace(c, cell=later[x]) for x, c in cells.items()}
-            series += over(metric, group, cells)
+            series += compare_over(metric, group, cells)
             used += cells.values()
-        yield from lines(
+        yield from make_lines(
             f"alpha-{t}",
             f"The weight α of old classes, {t} steps",
             "IL-Baseline, Balanced, CIFAR-100, 20 images of every class kept: the smaller α, the better old classes "
@@ -91,12 +91,12 @@ def weights(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         )
 
 
-def memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+def chart_memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """Accuracy by the size of the memory; the paper's numbers are dashed."""
     series: list[Series] = []
     for group, row in enumerate(rows):
-        series += over(row.row.name, group, {float(c.cell.column.title.split()[0]): c for c in row.cells})
-    yield from lines(
+        series += compare_over(row.row.name, group, {float(c.cell.column.title.split()[0]): c for c in row.cells})
+    yield from make_lines(
         "memory",
         "The size of the memory",
         "Average incremental accuracy on CIFAR-100 in 5 steps, by the number of images kept of every class.",
@@ -106,7 +106,7 @@ def memory(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     )
 
 
-def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+def chart_relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """Stability against plasticity by ε, without memory."""
     for dataset, method, t in itertools.product(DATASETS, ("LUCIR", "PODNet"), (5, 10)):
         start = f"{method}, {t} steps, ε "
@@ -114,12 +114,12 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         own = {float(name.removeprefix(start).rstrip("%")): row for name, row in names.items()}
         series, used = list[Series](), list[Filled]()
         for metric in ("average", "final base", "final new"):
-            cells = cells_of(own, f"{dataset}-{metric.replace(' ', '-')}")
-            series += over(metric, SHOWN.index(metric), cells)
+            cells = find_cells(own, f"{dataset}-{metric.replace(' ', '-')}")
+            series += compare_over(metric, SHOWN.index(metric), cells)
             used += cells.values()
         if max((len(s["x"]) for s in series), default=0) < 3:
             continue  # a line through two points would pass for a curve
-        yield from lines(
+        yield from make_lines(
             f"epsilon-{dataset}-{method.lower()}-{t}",
             f"The ε of the relaxed loss: {method}, {paper.DATASETS[dataset]}, {t} steps",
             "Without memory; every epoch ends with a short batch. ε in percent of the images of a class: 0 is the "
@@ -130,12 +130,12 @@ def relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         )
 
 
-def cells_of(rows: Mapping[K, FilledRow], column: str) -> dict[K, Filled]:
+def find_cells(rows: Mapping[K, FilledRow], column: str) -> dict[K, Filled]:
     """The cells of a column, of those rows that have it."""
     return {key: cell for key, row in rows.items() for cell in row.cells if cell.cell.column.id == column}
 
 
-def curve(name: str, group: int, results: Sequence[Result]) -> Series:
+def make_curve(name: str, group: int, results: Sequence[Result]) -> Series:
     """A run's accuracy by the number of classes, over its seeds."""
     x = [step["classes"] for step in results[0]["steps"]]
     y = np.array([[step["top1"] for step in result["steps"]] for result in results])
@@ -143,7 +143,7 @@ def curve(name: str, group: int, results: Sequence[Result]) -> Series:
     return {"name": name, "x": x, "y": y.mean(0).tolist(), "spread": spread, "dashed": False, "group": group}
 
 
-def over(name: str, group: int, cells: Mapping[float, Filled]) -> Iterator[Series]:
+def compare_over(name: str, group: int, cells: Mapping[float, Filled]) -> Iterator[Series]:
     """Cells over a setting: a line through what was measured, and a dashed one through the paper's numbers."""
     ours = [(x, cell.ours, cell.std) for x, cell in cells.items() if cell.ours is not None]
     published = [(x, cell.cell.paper, None) for x, cell in cells.items() if cell.cell.paper is not None]
@@ -154,7 +154,7 @@ def over(name: str, group: int, cells: Mapping[float, Filled]) -> Iterator[Serie
             yield {**line, "spread": None if None in deviations else deviations}
 
 
-def lines(
+def make_lines(
     id: str, title: str, caption: str, x: Mapping[str, Any], series: Sequence[Series], cells: Iterable[Filled]
 ) -> Iterator[Figure]:
     """A figure of curves that are made of these cells, if anything in it is measured."""
@@ -163,7 +163,7 @@ def lines(
         yield {"id": id, "kind": "lines", "title": title, "caption": words, "x": x, "series": series}
 
 
-def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+def chart_confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
     """The matrices after the last step, of the first seed."""
     panels = [{"name": r.row.name, "result": r.cells[0].found[0].result} for r in rows if r.cells[0].found]
     if panels:
@@ -178,7 +178,7 @@ def confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
         }
 
 
-def numbers(figure: Figure) -> str:
+def list_points(figure: Figure) -> str:
     """The points of a figure of curves, or the counts of its matrices that are not 0, as CSV, a line each."""
     rows: list[tuple[object, ...]]
     if figure["kind"] == "confusion":
@@ -186,9 +186,9 @@ def numbers(figure: Figure) -> str:
         for panel in figure["panels"]:
             for i, row in enumerate(panel["result"]["confusion"]):
                 rows += [(panel["name"], i, j, count) for j, count in enumerate(row) if count]
-        return comma_separated(rows)
+        return write_csv(rows)
     rows = [("series", "x", "y", "spread")]
     for s in figure["series"]:
         for x, y, d in zip(s["x"], s["y"], s["spread"] or [None] * len(s["x"])):
             rows.append((s["name"], f"{x:g}", f"{y:.4f}", None if d is None else f"{d:.4f}"))
-    return comma_separated(rows)
+    return write_csv(rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ..paper import Table
 from ..paper.match import Filled, FilledRow
-from .costs import costs
+from .costs import make_costs
 from .grid import Grid, Line, Shown
 from .words import counted, mean_and_deviation
 
@@ -22,10 +22,10 @@ FIELDS = ("table", "row", "column", "metric", "quoted", "paper", "ours", "std", 
 def make_grid(table: Table, filled: Sequence[FilledRow]) -> Grid:
     """A table of the paper beside what was measured; of timings, what they took."""
     if table.alone:
-        return costs(table, filled)
+        return make_costs(table, filled)
     rows = []
     for row in filled:  # of which not every one has all columns
-        cells = {cell.cell.column: show(cell) for cell in row.cells}
+        cells = {cell.cell.column: show_cell(cell) for cell in row.cells}
         rows.append(Line(row.row.name, [cells.get(c, Shown()) for c in table.columns], row.row.quoted))
     return Grid(
         table.id,
@@ -33,21 +33,21 @@ def make_grid(table: Table, filled: Sequence[FilledRow]) -> Grid:
         describe(table, filled),
         [(column.group, column.title) for column in table.columns],
         rows,
-        list(commands_of(filled)),
-        [(*FIELDS, "command"), *numbers(table, filled)],
+        list(list_commands(filled)),
+        [(*FIELDS, "command"), *list_numbers(table, filled)],
     )
 
 
-def show(cell: Filled) -> Shown:
+def show_cell(cell: Filled) -> Shown:
     """A cell: mean ± deviation over the seeds, the paper's number beside it."""
     if cell.state == "none":
         return Shown()
     if cell.quoted:
         return Shown("–", state="missing") if cell.cell.paper is None else Shown(f"{cell.cell.paper:.2f}", "", "quoted")
-    return Shown(mean_and_deviation(cell.values), beside(cell), cell.state)
+    return Shown(mean_and_deviation(cell.values), compare(cell), cell.state)
 
 
-def beside(cell: Filled) -> str:
+def compare(cell: Filled) -> str:
     """What stands beside the measured number: the paper's, the difference with its mark, how many seeds if several."""
     paper = "" if cell.cell.paper is None else f"{cell.cell.paper:.2f}"
     apart = "" if cell.difference is None else f"{cell.difference:+.2f}".replace("-", "−") + MARKS.get(cell.state, "")
@@ -60,10 +60,10 @@ def describe(table: Table, filled: Sequence[FilledRow]) -> str:
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
     legend = LEGEND if any(cell.cell.paper is not None for row in filled for cell in row.cells) else ""
-    return f"{table.caption}. Measured, {seeds_in(filled)}{legend}.{explain_joined(filled)}{needs}"
+    return f"{table.caption}. Measured, {count_seeds(filled)}{legend}.{explain_joined(filled)}{needs}"
 
 
-def seeds_in(filled: Sequence[FilledRow]) -> str:
+def count_seeds(filled: Sequence[FilledRow]) -> str:
     """How many seeds the measured numbers are of."""
     counts = sorted({len(cell.found) for row in filled for cell in row.cells if cell.found})
     if not counts:
@@ -78,7 +78,7 @@ def explain_joined(filled: Sequence[FilledRow]) -> str:
     return f" {JOINED} {WHY_JOINED}."
 
 
-def commands_of(filled: Sequence[FilledRow]) -> Iterator[str]:
+def list_commands(filled: Sequence[FilledRow]) -> Iterator[str]:
     """What measures each cell, a line for each run: several cells may be of one."""
     for row in filled:
         of: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ def commands_of(filled: Sequence[FilledRow]) -> Iterator[str]:
             yield f"{', '.join(names)}: {command}"
 
 
-def numbers(table: Table, filled: Sequence[FilledRow]) -> Iterator[tuple[object, ...]]:
+def list_numbers(table: Table, filled: Sequence[FilledRow]) -> Iterator[tuple[object, ...]]:
     """A line for each cell, with the command that measures it."""
     for row in filled:
         for cell in row.cells:
