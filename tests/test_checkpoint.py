@@ -17,6 +17,7 @@ import torch
 
 from equipoise import Balanced, Crop, DataError, ILBaseline, Learner, Recipe
 from equipoise.data import datasets
+from equipoise.learner import saved as saved_files
 
 RECIPE = Recipe(epochs=2, lr=0.05, batch=32)
 DIGITS = datasets.load("digits")
@@ -43,6 +44,11 @@ def saved(learner: Learner, tmp_path: Path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def reseal(folder: Path, info: dict[str, Any]) -> None:
+    """Write the JSON of a learner as somebody would who knows how it is sealed."""
+    (folder / INFO).write_bytes(saved_files.seal({k: v for k, v in info.items() if k != "seal"}))
 
 
 def tensor_file(folder: Path) -> Path:
@@ -240,7 +246,7 @@ def change(folder: Path, key: str, value: Any) -> None:
         del place[last]
     else:
         place[last] = value
-    (folder / INFO).write_text(json.dumps(info))
+    reseal(folder, info)
 
 
 KEYS = tuple(
@@ -311,7 +317,9 @@ def test_a_pickle_is_not_opened(learner: Learner, tmp_path: Path) -> None:
     learner.save(tmp_path / "model")
     file = tensor_file(tmp_path / "model")
     torch.save({"net": Bomb()}, file)
-    change(tmp_path / "model", "sha256", hashlib.sha256(file.read_bytes()).hexdigest())
+    renamed = file.rename(file.with_name(saved_files.name_tensors(hashlib.sha256(file.read_bytes()).hexdigest())))
+    change(tmp_path / "model", "sha256", hashlib.sha256(renamed.read_bytes()).hexdigest())
+    change(tmp_path / "model", "tensors", renamed.name)
     with pytest.raises(DataError, match="not a safetensors file"):
         Learner.load(tmp_path / "model")
     assert not (tmp_path / "executed").exists()

@@ -10,7 +10,7 @@ import difflib
 import errno
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class EquipoiseError(Exception):
@@ -27,6 +27,15 @@ class DataError(EquipoiseError):
 
 class RunError(EquipoiseError):
     """A run cannot go on: its folder is in use or belongs to other settings, or training diverged."""
+
+
+class DivergedError(RunError):
+    """Training diverged."""
+
+    def __init__(self, words: str, settings: Mapping[str, str]) -> None:
+        """`settings` are to be lowered: as they are written in Python, each with its flag."""
+        super().__init__(f"{words}; lower {' or '.join(settings)}")
+        self.with_flags = f"{words}; lower {' or '.join(settings.values())}"
 
 
 class BusyError(RunError):
@@ -108,6 +117,8 @@ def describe_gpu_failure(error: BaseException) -> str | None:
 
 def sentence(error: BaseException, lower: str = "--batch") -> str | None:
     """What went wrong and what to do about it; None for a fault of ours. `lower` is what to lower on a full GPU."""
+    if isinstance(error, DivergedError):
+        return error.with_flags
     if isinstance(error, EquipoiseError):
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: tensors as safetensors, the rest as JSON. Reading one never executes code.
+"""Files that are whole or absent, and folders that belong to us.
 
 Only what we wrote ourselves is ever replaced or deleted. A folder that we write to holds a manifest, made before the
 first of its files, which names them. Without one, whatever is in a folder belongs to somebody else, and nothing is
@@ -10,27 +10,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import hashlib
 import json
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NoReturn
 
-import safetensors
-import safetensors.torch
 from filelock import FileLock, Timeout
-from torch import Tensor
 
-from .errors import DataError, RunError, UsageError
+from .errors import DataError, UsageError
 
-INFO = "learner.json"
 PARTIAL = ".partial"
 """ends the names of files that are being written; one that is left is from a process that was killed"""
 PARTIAL_NAME = re.compile(rf"\.(.+)\.\d+{re.escape(PARTIAL)}")
-TENSORS_NAME = re.compile(r"learner-[0-9a-f]{16}\.safetensors")
 MANIFEST = ".equipoise.json"
 FORMAT = 1
 """of manifests"""
@@ -112,121 +107,40 @@ def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
     write_file(path, (json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
+def read_bytes(path: Path, follow: bool = True) -> bytes:
+    """All of a regular file; a link is one if it may be followed.
+
+    Anything else is a `DataError`: from a pipe or a device, a reader would wait for ever or read without end.
+    """
+    if not follow and path.is_symlink():
+        raise DataError(f"{path} is a link, not a file")
+    # Windows has no pipes among its files, and Unix no text files.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DataError(f"{path} is not a file")
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; a broken one is a `DataError` that names it."""
     try:
-        return json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is corrupt ({error}): delete it and make it anew") from None
+        return parse_json(read_bytes(path))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}): delete it, and what made it can make it again") from None
 
 
-def tensors_name(digest: str) -> str:
-    """The name of a tensor file, by the checksum of what is in it."""
-    return f"learner-{digest[:16]}.safetensors"
-
-
-def save(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Save tensors and what goes with them into a folder, in place of the learner that it held.
-
-    The JSON file names the tensor file and holds its checksum; renaming the JSON file is the one moment at
-    which the new state replaces the old. Of the other files in the folder none is touched.
-    """
-    replaced = check_saved(folder)
-    data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
-    digest = hashlib.sha256(data).hexdigest()
-    name = tensors_name(digest)
-    there = os.path.lexists(folder / name)
-    if there and name != replaced and not is_tensor_file(folder / name):
-        raise UsageError(f"{folder} holds {name}, which equipoise did not write: save into another folder")
-    write_file(folder / name, data)
+def parse_json(text: bytes) -> Any:
+    """What a JSON text says. NaN and infinities are no JSON, and nothing of ours is nested a thousand deep."""
     try:
-        write_json(folder / INFO, {**info, "tensors": name, "sha256": digest}, indent=None)
-    except BaseException:
-        if not there:
-            (folder / name).unlink()
-        raise
-    if replaced not in (None, name):
-        (folder / str(replaced)).unlink(missing_ok=True)
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
-def check_saved(folder: Path) -> str | None:
-    """The tensor file of the learner that a folder holds, None if it holds none; refused if its JSON is not ours."""
-    name = read_tensors_name(folder)
-    if name is None and os.path.lexists(folder / INFO):
-        raise UsageError(f"{folder} holds {INFO}, which is no saved learner of equipoise: save into another folder")
-    return name
-
-
-def read_tensors_name(folder: Path) -> str | None:
-    """The tensor file that the JSON file of a folder names; None if there is none, or it is not ours."""
-    try:
-        info = read_json(folder / INFO)
-        name = tensors_name(info["sha256"])
-        return name if info["tensors"] == name and TENSORS_NAME.fullmatch(name) else None
-    except (OSError, DataError, KeyError, TypeError):
-        return None
-
-
-def is_tensor_file(path: Path) -> bool:
-    """Whether a file is a learner's tensors: its name tells its checksum."""
-    if not TENSORS_NAME.fullmatch(path.name) or not path.is_file():
-        return False
-    return tensors_name(hashlib.sha256(path.read_bytes()).hexdigest()) == path.name
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete what saves that were cut off have left in a folder of ours: partial files, and tensors without JSON."""
-    whole = filter(None, map(whole_name, folder.glob(f".*{PARTIAL}")))
-    remove_partials(folder, {name for name in whole if name == INFO or TENSORS_NAME.fullmatch(name)})
-    named = read_tensors_name(folder)
-    if named is None and os.path.lexists(folder / INFO):
-        return  # it is damaged, and may be repaired
-    for path in folder.glob("learner-*.safetensors"):
-        if path.name != named and is_tensor_file(path):
-            path.unlink(missing_ok=True)
-
-
-def remove(folder: Path) -> None:
-    """Delete the learner that was saved in a folder of ours, and the folder if nothing else is in it."""
-    if (name := read_tensors_name(folder)) is not None:
-        (folder / INFO).unlink()
-        (folder / name).unlink(missing_ok=True)
-    remove_leftovers(folder)
-    with contextlib.suppress(OSError):  # somebody else's file is in it, or there is none
-        folder.rmdir()
-
-
-def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What was saved in a folder, its checksum verified."""
-    if not (folder / INFO).is_file():
-        raise DataError(f"{folder} holds no saved learner ({INFO} is missing)")
-    info = read_json(folder / INFO)
-    try:
-        path, digest = folder / str(info["tensors"]), info["sha256"]
-        data = path.read_bytes()
-    except (KeyError, TypeError):
-        raise DataError(f"{folder / INFO} is not the description of a learner: delete the folder") from None
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: the saved learner is not complete; delete {folder}") from None
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise DataError(f"{path} is corrupt or truncated (its checksum differs): delete {folder}")
-    try:
-        return safetensors.torch.load(data), info
-    except safetensors.SafetensorError as error:
-        raise DataError(f"{path} is not a safetensors file ({error}): delete {folder}") from None
-
-
-@contextlib.contextmanager
-def readable(path: str | Path) -> Iterator[None]:
-    """Whatever does not fit in what was read from `path` is said to be so, with its name."""
-    try:
-        yield
-    except RunError:  # about this machine, not about the file
-        raise
-    except KeyError as error:
-        raise DataError(f"{path} is not a learner that this version can read: {error} is missing") from None
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError, DataError) as error:
-        raise DataError(f"{path} is not a learner that this version can read: {error}") from None
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def as_folder(path: str | Path) -> Path:
@@ -308,7 +222,7 @@ def read_manifest(folder: Path, kind: str) -> set[str]:
     path = folder / MANIFEST
     try:
         manifest: Any = read_json(path)
-    except (DataError, IsADirectoryError):
+    except DataError:
         manifest = None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or not are_inside(manifest.get("names")):
         raise UsageError(f"{path} is not a manifest that this version of equipoise wrote: {REMEDY}")

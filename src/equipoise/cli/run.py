@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import EquipoiseError, describe_gpu_failure
-from ..files import INFO
+from ..learner.saved import INFO
 from ..report.terminal import for_output, print_result
 from ..runs.command import run_name
 from ..runs.progress import Both, LiveWatch, PlainWatch, Watch

@@ -1,9 +1,9 @@
-"""What users hand over, made uniform: images, labels, statistics. Bad input is said to be so here."""
+"""Images and their statistics as users hand them over, made uniform. Bad input is said to be so here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,20 @@ from torch import Tensor
 from ..errors import UsageError
 
 
-def as_images(images: Any) -> Tensor:
-    """Images as a uint8 tensor (n, channels, height, width), whatever of the allowed forms they came in."""
+def as_images(images: Any, copy: bool = False) -> Tensor:
+    """Images as a uint8 tensor (n, channels, height, width), whatever of the allowed forms they came in.
+
+    With `copy`, nobody else can change its pixels.
+    """
     from_torch = isinstance(images, Tensor)
+    if from_torch and (images.layout != torch.strided or images.is_meta or images.is_quantized):
+        raise UsageError("images must be an ordinary tensor with pixels, not a sparse, quantized, nested or meta one")
     try:
         x = images if from_torch else torch.from_numpy(np.array(images, order="C"))
     except (TypeError, ValueError):
-        raise UsageError(f"images must be one array of equal-sized uint8 images, not {type(images)}") from None
+        what = "an array of objects" if isinstance(images, np.ndarray) else f"a {type(images).__name__}"
+        words = f"images must be one array of equal-sized uint8 images, such as np.stack makes of a list, not {what}"
+        raise UsageError(words) from None
     if x.dtype != torch.uint8:
         raise UsageError(f"images must be uint8, from 0 to 255, not {str(x.dtype).removeprefix('torch.')}")
     if x.ndim not in (3, 4) or 0 in x.shape[1:]:
@@ -35,40 +42,46 @@ def as_images(images: Any) -> Tensor:
         if last and not (first and from_torch):  # where both could be, numpy has them last and torch first
             x = x.permute(0, 3, 1, 2)
     # Through one dimension: a single channel has two layouts that torch calls contiguous, and they round differently.
-    return x.contiguous().flatten().view(x.shape)
+    flat = x.contiguous().flatten()
+    return (flat.clone() if copy and from_torch else flat).view(x.shape)
 
 
-def as_labels(labels: Any, count: int) -> list[Hashable]:
-    """Labels as a list of plain hashable values, as many as there are images."""
+def as_batch(images: Any, known: tuple[int, int, int]) -> Any:
+    """Images as they are, or one image (height, width, channels), (channels, height, width) or (height, width) as a
+    batch of it, where images of the shape `known` are expected."""
     try:
-        plain = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)
-    except TypeError:
-        raise UsageError(f"labels must be a sequence, one label for each image, not {labels!r}") from None
-    plain = plain if isinstance(plain, list) else [plain]  # a 0-dimensional array is one label
-    if len(plain) != count:
-        raise UsageError(f"there are {count} images but {len(plain)} labels")
-    plain = [v.item() if isinstance(v, (np.generic, Tensor)) and np.ndim(v) == 0 else v for v in plain]
-    for v in plain:
-        try:
-            hash(v)
-        except TypeError:
-            raise UsageError(f"labels must be hashable; {v!r} is not") from None
-    if not plain:
-        raise UsageError("there are no images")
-    if any(map(_has_nan, plain)):
-        raise UsageError("a label is NaN")
-    return plain
+        shape = tuple(np.shape(images))
+    except ValueError:  # of several sizes, which is said elsewhere
+        return images
+    channels, height, width = known
+    alone = shape in ((height, width), (height, width, channels)) or (channels > 1 and shape == known)
+    return images[None] if alone and isinstance(images, (np.ndarray, Tensor)) else [images] if alone else images
 
 
-def _has_nan(label: Any) -> bool:
-    return any(map(_has_nan, label)) if isinstance(label, tuple) else isinstance(label, float) and math.isnan(label)
+Statistics = tuple[Sequence[float], Sequence[float]]
+"""mean and standard deviation of each channel, for pixels from 0 to 1"""
 
 
-def as_statistics(normalise: tuple[Sequence[float], Sequence[float]], channels: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel, given for pixels from 0 to 1, in units of pixel values."""
+def check_statistics(normalise: Statistics | None) -> None:
+    """Refuse what is not a mean and a standard deviation for each channel, or None."""
+    if normalise is None:
+        return
+    try:
+        mean, std = ([float(value) for value in values] for values in normalise)
+    except (TypeError, ValueError):
+        mean, std = [], []
+    if not mean or len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
+        raise UsageError(
+            f"normalise must be a mean and a positive standard deviation for each channel, such as ([0.5], [0.25]), "
+            f"not {normalise!r}"
+        )
+
+
+def as_statistics(normalise: Statistics, channels: int) -> tuple[Tensor, Tensor]:
+    """The mean and the standard deviation of each channel, in units of pixel values."""
     mean, std = (torch.as_tensor(v, dtype=torch.float64) * 255 for v in normalise)
-    if mean.shape != (channels,) or std.shape != (channels,) or not bool((std > 0).all()):
-        raise UsageError(f"normalise must be {channels} means and {channels} positive standard deviations")
+    if len(mean) != channels:
+        raise UsageError(f"normalise is for {len(mean)} channel(s), and the images have {channels}")
     return mean, std
 
 

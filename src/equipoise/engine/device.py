@@ -11,8 +11,9 @@ from ..errors import RunError, UsageError
 from .cuda_graph import ENGINES, Engine
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str | torch.device) -> torch.device:
     """auto, cpu or cuda as a device; a GPU that is not there is an error."""
+    name = str(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
@@ -47,6 +48,18 @@ def resolve_engine(name: str, device: torch.device) -> Engine:
     if name != "eager" and device.type != "cuda":
         raise UsageError(f"engine {name} needs a GPU: use auto or eager")
     return name
+
+
+@contextlib.contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Train and load as always, whatever the caller is in the middle of: autocast, inference mode, other defaults."""
+    default, plain = torch.get_default_dtype(), torch.autocast(device.type, enabled=False)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), plain, working_on(device):
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..data.augment import Crop
 from ..data.randomness import generator, seed_for
-from ..errors import RunError
+from ..errors import DivergedError
 from ..method import Method
 from ..nets import Batch, Features, Out
 from ..step import More, Stage, Step
@@ -104,7 +104,7 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
         loss = training.total.item() / max(1, len(launches))  # where the CPU waits for the device, once an epoch
         seconds = time.perf_counter() - began
         if not math.isfinite(loss):
-            raise RunError(explain_divergence(loss, training, epoch))
+            raise explain_divergence(loss, training, epoch)
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
         speed, launches = training.images(launches) / max(seconds, 1e-9), []
         if cuda and mib is None:  # all epochs take the same, and whoever is told of one may predict
@@ -117,11 +117,12 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
     return engine
 
 
-def explain_divergence(loss: float, training: Training, epoch: int) -> str:
+def explain_divergence(loss: float, training: Training, epoch: int) -> DivergedError:
     """What to do about a loss that is no number."""
-    flag = {"train": "--lr", "refit": "--finetune-lr"}.get(training.stage.name, "the learning rate")
-    flag += " or --alpha-lr" if training.adapt is not None else ""
-    return f"training diverged: the loss is {loss} in step {training.s.t}, epoch {epoch + 1}; lower {flag}"
+    settings = {"refit": {"Finetune(lr=...)": "--finetune-lr"}}.get(training.stage.name, {"Recipe(lr=...)": "--lr"})
+    settings |= {"Meta(alpha_lr=...)": "--alpha-lr"} if training.adapt is not None else {}
+    words = f"training diverged: the loss is {loss} in step {training.s.t}, epoch {epoch + 1}"
+    return DivergedError(words, settings)
 
 
 class Training:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,20 +16,25 @@ from torch import Tensor
 from .. import files
 from ..data.augment import Crop
 from ..data.images import Images
-from ..data.inputs import as_images, as_labels, as_statistics, image_shape
+from ..data.inputs import Statistics, as_images, as_statistics, check_statistics, image_shape
+from ..data.labels import as_labels
 from ..data.memory import Budget
 from ..engine.cuda_graph import Engine
-from ..engine.device import resolve_device, resolve_engine, resolve_precision, working_on
+from ..engine.device import resolve_device, resolve_engine, resolve_precision, undisturbed
 from ..engine.train import Conditions, Epoch, Position, Tell, fit
 from ..errors import UsageError
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
 from ..nets.backbones import scale
 from ..step import Recipe, Shape, Stage, Step, plan_for
+from . import saved
 from .arguments import check_arguments, check_format, check_shape, describe, find_new_classes, read_arguments
 from .predictor import Predictor
 from .state import Live, State, pack, unpack
 from .step import Before, gather, plan_step
+
+ENTERING = threading.Lock()
+"""held while a learner is asked whether it is learning"""
 
 
 class Learner(Predictor):
@@ -48,9 +55,9 @@ class Learner(Predictor):
         select: Literal["herding", "random"] = "herding",
         recipe: Recipe | None = None,
         augment: Crop | None = None,
-        normalise: tuple[Sequence[float], Sequence[float]] | None = None,
+        normalise: Statistics | None = None,
         seed: int = 0,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         precision: str = "auto",
         engine: str = "auto",
     ) -> None:
@@ -65,12 +72,13 @@ class Learner(Predictor):
             normalise: mean and standard deviation per channel, pixels counted from 0 to 1; None to measure
                 them on the first images that are learned.
             seed: of everything random.
-            device: auto, cpu or cuda.
+            device: auto, cpu or cuda, or a torch.device.
             precision: auto (bf16 on a GPU that has it), fp32 or bf16.
             engine: how training steps are launched, which changes only their speed: auto, fused, compiled, captured,
                 eager.
         """
         check_arguments(method, recipe, augment, select, seed)
+        check_statistics(normalise)
         self.method = ILBaseline() if method is None else method
         self.memory = memory
         self.select = select
@@ -96,32 +104,10 @@ class Learner(Predictor):
         """A copy is not in the middle of `learn`, even if it was made there."""
         return {**self.__dict__, "_learning": False}
 
-    # Where it stands ----------------------------------------------------------------------------------------
-
-    @property
-    def unfinished_(self) -> bool:
-        """Whether a step is under way, as in a callback or after loading what a callback saved."""
-        return self._live is not None
-
-    @property
-    def stage_(self) -> str:
-        """The training of the step that is under way; empty if none is."""
-        stage = self._live.stages[self._live.at.stage] if self._live and self._live.stages else ""
-        return stage if isinstance(stage, str) else stage.name
-
     @property
     def engine_used_(self) -> Engine:
         """How training steps were launched: not by the requested engine where that does not support the model."""
         return next(iter(self._engines.values()), self.engine_)
-
-    @property
-    def chooses_next_(self) -> bool:
-        """Whether the step under way has trained all that comes before the choice of its exemplars."""
-        live = self._live
-        if live is None or self.progress_ is None or self.progress_.epoch < self.progress_.epochs:
-            return False
-        after = live.stages[live.at.stage + 1 :]
-        return bool(after) and isinstance(after[0], str)
 
     # Learning -----------------------------------------------------------------------------------------------
 
@@ -144,41 +130,55 @@ class Learner(Predictor):
                 `learner.progress_` says where it is. It does not change what is learned.
             tick: called after every batch with the epochs of the stage done so far, such as 2.25.
         """
-        if self._learning:
-            raise UsageError("learn was called by its own callback: it cannot be called again until it returns")
-        before, live = self._open(images, labels)
-        live.stages = before.stages
-        interrupted, self._live, self._learning = self._live, live, True
+        for name, function in (("callback", callback), ("tick", tick)):
+            if function is not None and not callable(function):
+                raise UsageError(f"{name} must be a function, not {function!r}")
 
         def on_epoch(epoch: Epoch) -> None:
             self.progress_ = epoch
             if callback is not None:
                 callback(self)
 
-        tell = Tell(on_epoch, tick or (lambda epochs: None))
-        try:
-            # Whatever the caller is in the middle of.
-            plain = torch.autocast(self.device_.type, enabled=False)
-            with torch.inference_mode(False), torch.enable_grad(), plain, working_on(self.device_):
-                for k, stage in enumerate(live.stages):
-                    if k < live.at.stage:
-                        continue
-                    if k > live.at.stage:
-                        live.at, live.teacher = Position(k), None
-                    if isinstance(stage, str):
-                        live.chosen = before.choose(live, self.select)
-                    elif before.has_images(stage, live):
-                        method, s, on = self._enter(before, live, stage)
-                        self._engines[stage.name] = fit(method, s, stage, live.at, on, tell)
-                        before.leave(method, s, stage, live)
-                before.finish(live)
-            self.state_, self._live = live.state, None
-        except BaseException:
-            self._live = interrupted
-            raise
-        finally:
-            self.progress_, self._learning = None, False
+        interrupted = self._live
+        with self._alone(), undisturbed(self.device_):
+            try:
+                before, self._live = self._open(images, labels)
+                self._train(before, self._live, Tell(on_epoch, tick or (lambda epochs: None)))
+                self.state_, self._live = self._live.state, None
+            except BaseException:
+                self._live = interrupted
+                raise
+            finally:
+                self.progress_ = None
         return self
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing else may be learned until the block is left, neither by a callback nor by another thread."""
+        with ENTERING:
+            if self._learning:
+                words = "learn is under way, around this callback or in another thread: call it when that has returned"
+                raise UsageError(words)
+            self._learning = True
+        try:
+            yield
+        finally:
+            self._learning = False
+
+    def _train(self, before: Before, live: Live, tell: Tell) -> None:
+        """The stages of a step that are not done yet, then its end."""
+        for k, stage in enumerate(live.stages):
+            if k < live.at.stage:
+                continue
+            if k > live.at.stage:
+                live.at, live.teacher = Position(k), None
+            if isinstance(stage, str):
+                live.chosen = before.choose(live, self.select)
+            elif before.has_images(stage, live):
+                method, s, on = self._enter(before, live, stage)
+                self._engines[stage.name] = fit(method, s, stage, live.at, on, tell)
+                before.leave(method, s, stage, live)
+        before.finish(live)
 
     def _open(self, images: Any, labels: Any) -> tuple[Before, Live]:
         """What the step is made from, and where it stands: at its beginning, or where it was stopped."""
@@ -191,7 +191,7 @@ class Learner(Predictor):
                 raise UsageError(f"these images are learned in the order of their labels: next is {len(old.classes)}")
             where = data.positions(new[0], new[-1] + 1)
         else:
-            x = as_images(images)
+            x = as_images(images, copy=True)
             names = as_labels(labels, len(x))
             check_shape(image_shape(x), self._now.shape)
             new = self._now.classes[len(old.classes) :] if self._live else find_new_classes(names, old.classes)
@@ -208,13 +208,13 @@ class Learner(Predictor):
         if self._live is not None:
             if fingerprint != self._live.data:
                 raise self._other_data()
-            return before, copy.deepcopy(self._live)
+            return before, replace(copy.deepcopy(self._live), stages=before.stages)
         if old.sizes:
             self.method.check(self.budget_.share(len(old.classes)))
         if len(where) + len(before.memory) < 2:
             raise UsageError("a step needs at least two images to train on")
         given = None if self.normalise is None else as_statistics(self.normalise, data.x.shape[1])
-        return before, before.begin(new, given, fingerprint)
+        return before, replace(before.begin(new, given, fingerprint), stages=before.stages)
 
     def _enter(self, before: Before, live: Live, stage: Stage) -> tuple[Method, Step, Conditions]:
         """A stage from where it stands: the method, what it may see, and how it is computed."""
@@ -244,16 +244,6 @@ class Learner(Predictor):
         """How the base step is optimised on images of that shape."""
         return self.recipe or self.method.recipe(plan_for(shape))
 
-    def rename(self, names: Mapping[Hashable, Hashable]) -> Self:
-        """Give classes other labels, such as names for numbers; what is learned stays."""
-        if self._live is not None:
-            raise UsageError("a step is under way: rename classes before or after it")
-        classes = [names.get(c, c) for c in self.state_.classes]
-        if len(set(classes)) < len(classes):
-            raise UsageError("two classes would have the same label")
-        self.state_.classes = classes
-        return self
-
     # Saving -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, note: dict[str, Any] | None = None) -> None:
@@ -263,19 +253,23 @@ class Learner(Predictor):
         `note` is kept beside it for the caller.
         """
         tensors, info = pack(self.state_, self._live)
-        files.save(files.as_folder(path), tensors, {**describe(self), **info, "note": note})
+        saved.save(files.as_folder(path), tensors, {**describe(self), **info, "note": note})
 
     @classmethod
-    def load(cls, path: str | Path, device: str | None = None) -> Learner:
+    def load(cls, path: str | Path, device: str | torch.device | None = None) -> Learner:
         """The learner saved in the folder `path`, on `device` or else where it was, if there is such a device here.
 
         Never executes code.
         """
-        tensors, info = files.load(Path(path))
-        with files.readable(path):
+        if device is not None:
+            resolve_device(device)
+        tensors, info = saved.load(files.as_folder(path))
+        with saved.readable(path):
             check_format(info)
             learner = cls(**read_arguments(info["learner"], device))
-            learner._take(tensors, info)
+            with undisturbed(learner.device_):
+                learner._take(tensors, info)
+                learner.check_that_it_answers()
         return learner
 
     def restore(self, path: str | Path, check_note: Callable[[Any], None] = lambda note: None) -> Any:
@@ -283,8 +277,8 @@ class Learner(Predictor):
 
         `check_note` may refuse the note by a `DataError`, before anything is taken over.
         """
-        tensors, info = files.load(Path(path))
-        with files.readable(path):
+        tensors, info = saved.load(Path(path))
+        with saved.readable(path), undisturbed(self.device_):
             check_format(info)
             check_note(info["note"])
             self._take(tensors, info)

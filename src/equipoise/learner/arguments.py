@@ -6,6 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
+
 from .. import methods
 from ..data.augment import Crop
 from ..engine.device import resolve_device
@@ -41,7 +43,8 @@ def check_arguments(method: Method | None, recipe: Recipe | None, augment: Crop 
 def describe(learner: Any) -> dict[str, Any]:
     """The arguments of a learner as they are saved, in a format of their own."""
     settings = {name: to_plain(getattr(learner, name)) for name in SAVED}
-    return {"format": FORMAT, "learner": settings | {"memory": str(learner.budget_)}}
+    settings |= {"memory": str(learner.budget_), "device": str(learner.device)}
+    return {"format": FORMAT, "learner": settings}
 
 
 def check_format(info: Mapping[str, Any]) -> None:
@@ -50,7 +53,7 @@ def check_format(info: Mapping[str, Any]) -> None:
         raise DataError(f"saved in format {info['format']}; this version reads format {FORMAT}")
 
 
-def read_arguments(plain: Mapping[str, Any], device: str | None) -> dict[str, Any]:
+def read_arguments(plain: Mapping[str, Any], device: str | torch.device | None) -> dict[str, Any]:
     """The arguments that were saved so; on `device`, or where it was if that is here."""
     if device is None:
         try:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.images import Images
-from ..data.inputs import as_images, image_shape
+from ..data.inputs import as_batch, as_images, image_shape
+from ..data.labels import as_array, as_label
 from ..engine.predict import outputs
-from ..errors import UsageError
+from ..engine.train import Epoch
+from ..errors import DataError, UsageError
 from ..method import Method
 from ..nets import Out
 from ..step import Learned
@@ -25,6 +27,8 @@ class Predictor:
 
     method: Method
     state_: State
+    progress_: Epoch | None
+    """where the stage under way is, in a callback"""
     _live: Live | None
 
     @property
@@ -48,12 +52,46 @@ class Predictor:
         return self.state_.exemplars
 
     @property
+    def unfinished_(self) -> bool:
+        """Whether a step is under way, as in a callback or after loading what a callback saved."""
+        return self._live is not None
+
+    @property
+    def stage_(self) -> str:
+        """The training of the step that is under way; empty if none is."""
+        stage = self._live.stages[self._live.at.stage] if self._live and self._live.stages else ""
+        return stage if isinstance(stage, str) else stage.name
+
+    @property
+    def chooses_next_(self) -> bool:
+        """Whether the step under way has trained all that comes before the choice of its exemplars."""
+        live = self._live
+        if live is None or self.progress_ is None or self.progress_.epoch < self.progress_.epochs:
+            return False
+        after = live.stages[live.at.stage + 1 :]
+        return bool(after) and isinstance(after[0], str)
+
+    @property
     def _now(self) -> State:
         return self._live.state if self._live else self.state_
 
+    def rename(self, names: Mapping[Hashable, Hashable]) -> Self:
+        """Give classes other labels, such as names for numbers; what is learned stays."""
+        if self._live is not None:
+            raise UsageError("a step is under way: rename classes before or after it")
+        if not isinstance(names, Mapping):
+            raise UsageError(f"rename takes a dict from labels to labels, not {names!r}")
+        if unknown := [name for name in names if name not in self.state_.classes]:
+            raise UsageError(f"there is no class {unknown[0]!r} to rename")
+        classes = [as_label(names.get(c, c)) for c in self.state_.classes]
+        if len(set(classes)) < len(classes):
+            raise UsageError("two classes would have the same label")
+        self.state_.classes = classes
+        return self
+
     def logits(self, images: Any) -> Tensor:
-        """z of every image (n, classes), fp32, on the learner's device."""
-        x = as_images(images)
+        """z of every image (n, classes), fp32, on the learner's device; one image is a batch of it."""
+        x = as_images(images if self._now.shape is None else as_batch(images, self._now.shape))
         check_shape(image_shape(x), self._now.shape)
         if not len(x):
             raise UsageError("there are no images")
@@ -65,6 +103,13 @@ class Predictor:
         with torch.no_grad():  # while a stage trains what is noted, it has gradients
             return torch.cat([self.method.scores(out, known) for out in self.outputs(x, where)])
 
+    def check_that_it_answers(self) -> None:
+        """Refuse what is noted besides the net where it does not fit the net."""
+        if self._now.shape is not None:
+            x = torch.zeros(1, *self._now.shape, dtype=torch.uint8)
+            if (found := self.logits_at(x, None).shape[1]) != len(self.classes_):
+                raise DataError(f"it tells {found} classes apart, and has labels for {len(self.classes_)}")
+
     def outputs(self, x: Tensor, where: Tensor | None = None, chunk: int | None = None) -> Iterator[Out]:
         """The net's output, chunk by chunk, as in prediction."""
         if self._now.net is None:
@@ -72,14 +117,9 @@ class Predictor:
         return outputs(self._now.net, x, where, self.method.views, chunk=chunk)
 
     def predict(self, images: Any) -> np.ndarray[Any, Any]:
-        """The label of each image."""
-        best = self.logits(images).argmax(1).tolist()
-        classes = self.classes_
-        kinds = {type(c) for c in classes}
-        labels = np.empty(len(best), dtype=object)
-        for i, k in enumerate(best):  # one by one: numpy would take a tuple for a row
-            labels[i] = classes[k]
-        return np.array(labels.tolist()) if kinds in ({int}, {str}, {float}) and len(labels) else labels
+        """The label of each image, as it was learned; of one image, an array of one label."""
+        labels: np.ndarray[Any, Any] = as_array(self._now.classes)[self.logits(images).argmax(1).cpu().numpy()]
+        return labels
 
     def predict_proba(self, images: Any) -> np.ndarray[Any, Any]:
         """The probability of each class of `classes_` for each image: the softmax of the plain logits."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..data.images import Images
+from ..data.labels import as_labels, label_from_plain, label_to_plain
 from ..data.randomness import generator
 from ..engine.train import Position
-from ..errors import EquipoiseError
+from ..errors import DataError, check
 from ..method import Method
 from ..nets import Net
 from ..step import Shape, Stages
@@ -120,10 +120,11 @@ def unpack(
     live = Live(coming, Position(), plain["data"], tensors.get("live.chosen"), tensors.get("live.pixels"))
     # Copied into tensors like the weights, so that both are laid out in memory alike.
     like = dict(live.net.named_parameters()) | {f"state.{k}": v for k, v in coming.extra.items()}
-    momentum = {
-        k: torch.zeros_like(w).copy_(tensors[f"momentum.{k}"]) for k, w in like.items() if f"momentum.{k}" in tensors
-    }
-    live.at = Position(int(plain["stage"]), int(plain["epoch"]), float(plain["seconds"]), momentum)
+    saved = _under("momentum.", tensors)
+    momentum = {k: torch.zeros_like(w).copy_(saved[k].view_as(w)) for k, w in like.items() if k in saved}
+    for name in ("stage", "epoch"):
+        check(name, plain[name], least=0, whole=True)
+    live.at = Position(plain["stage"], plain["epoch"], float(plain["seconds"]), momentum)
     if weights := _under("teacher.", tensors):
         live.teacher = _net(weights, len(coming.classes), coming.shape, method, device)
     return state, live
@@ -134,7 +135,7 @@ def _pack(prefix: str, state: State, tensors: dict[str, Tensor]) -> dict[str, An
         tensors |= {f"{prefix}net.{k}": v for k, v in state.net.state_dict().items()}
     tensors |= {f"{prefix}extra.{k}": v for k, v in state.extra.items()}
     return {
-        "classes": [_to_json(c) for c in state.classes],
+        "classes": [label_to_plain(c) for c in state.classes],
         "sizes": list(state.sizes),
         "shape": state.shape,
         "alphas": state.alphas,
@@ -147,15 +148,39 @@ def _unpack(
 ) -> State:
     if not plain["sizes"]:
         return State()
+    check_state(plain, finished=not prefix)
     channels, height, width = plain["shape"]
     shape = (channels, height, width)
-    classes = [_from_json(c) for c in plain["classes"]]
+    classes = as_labels([label_from_plain(c) for c in plain["classes"]], len(plain["classes"]))
+    if len(set(classes)) < len(classes):
+        raise DataError("two classes have the same label")
     net = _net(_under(f"{prefix}net.", tensors), len(classes), shape, method, device)
     exemplars = Images(tensors["memory.x"], tensors["memory.y"]) if "memory.x" in tensors else None
+    if exemplars is not None and (exemplars.x.shape[1:] != shape or not is_memory(exemplars.y, len(classes))):
+        raise DataError("its exemplars are not images of its classes")
     extra = _under(f"{prefix}extra.", tensors)
     sizes, alphas = tuple(plain["sizes"]), list(plain["alphas"])
     kept = tensors.get("memory.at")
     return State(net, classes, sizes, shape, exemplars, kept, plain["keeper"], extra, alphas)
+
+
+def check_state(plain: dict[str, Any], finished: bool) -> None:
+    """Refuse numbers that do not fit together; a step that is not finished has no α yet."""
+    sizes, shape, alphas = plain["sizes"], plain["shape"], plain["alphas"]
+    for size in (*sizes, *shape):
+        check("a number of classes or of pixels", size, least=1, whole=True)
+    for alpha in alphas:
+        check("alpha", 1 if alpha is None else alpha, least=0)
+    if len(shape) != 3 or sum(sizes) != len(plain["classes"]) or len(alphas) != len(sizes) - (not finished):
+        raise DataError("its numbers of classes and steps do not fit together")
+    if not isinstance(plain["keeper"], str):
+        raise DataError("keeper is not the name of images")
+
+
+def is_memory(y: Tensor, classes: int) -> bool:
+    """Whether these can be the labels of exemplars."""
+    whole = y.dtype == torch.long and y.ndim == 1
+    return whole and (not len(y) or (int(y.min()) >= 0 and int(y.max()) < classes))
 
 
 def _net(weights: dict[str, Tensor], classes: int, shape: Shape | None, method: Method, device: torch.device) -> Net:
@@ -171,19 +196,3 @@ def _net(weights: dict[str, Tensor], classes: int, shape: Shape | None, method: 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _to_json(label: Hashable) -> Any:
-    if isinstance(label, tuple):
-        return {"tuple": [_to_json(part) for part in label]}
-    if isinstance(label, float) and not math.isfinite(label):
-        return {"float": repr(label)}  # JSON has no infinity
-    if label is None or isinstance(label, (str, int, float)):
-        return label
-    raise EquipoiseError(f"a label of type {type(label).__name__} cannot be saved: use strings, numbers or tuples")
-
-
-def _from_json(plain: Any) -> Hashable:
-    if not isinstance(plain, dict):
-        return plain  # type: ignore[no-any-return]
-    return float(plain["float"]) if "float" in plain else tuple(_from_json(part) for part in plain["tuple"])

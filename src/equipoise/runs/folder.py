@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import files
 from ..errors import BusyError, DataError, RunError
+from ..learner import saved
 from ..settings import flatten
 
 Result = dict[str, Any]
@@ -71,7 +72,7 @@ def find_result(folder: Path, settings: Mapping[str, Any]) -> Result | None:
         found = read_result(folder)
         check_same(folder, found, settings, computes=False)
         return found
-    if path.is_file() and (folder / "checkpoint" / files.INFO).is_file():
+    if path.is_file() and (folder / "checkpoint" / saved.INFO).is_file():
         recorded = files.read_json(path)
         if not isinstance(recorded, dict) or not {"run", "machine", "class_order"} <= recorded.keys():
             raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")

@@ -18,7 +18,7 @@ import numpy as np
 from .. import files
 from ..engine.train import Epoch
 from ..errors import DataError
-from ..learner import Learner
+from ..learner import Learner, saved
 from .environment import hardware, versions
 from .folder import Result
 from .metrics import confusion_matrix, forgetting, summary
@@ -65,7 +65,7 @@ class Attempt:
 
     def recall(self) -> None:
         """Go back to the last checkpoint, if there is one."""
-        if (self.folder / "checkpoint" / files.INFO).is_file():  # not so when the first one was cut off
+        if (self.folder / "checkpoint" / saved.INFO).is_file():  # not so when the first one was cut off
             note = self.learner.restore(self.folder / "checkpoint")
             self.records, self.lines, self.reused = note["records"], note["lines"], note["reused"]
         self.rewrite_metrics()

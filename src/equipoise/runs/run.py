@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from pathlib import Path
 
 from .. import files
+from ..learner import saved
 from .folder import FILES, Result, check_run_folder, claim_run_folder, find_result, locked
 from .plan import Prepared, prepare
 from .progress import Watch
@@ -55,7 +56,7 @@ def run(
         labels: dict[Hashable, Hashable] = dict(enumerate(plan.order))
         plan.learner.own_exemplars(plan.train).rename(labels).save(folder / "model")
         files.write_json(folder / "result.json", result)
-        files.remove(folder / "checkpoint")
+        saved.remove(folder / "checkpoint")
         return result
 
 
@@ -75,5 +76,5 @@ def clean(folder: Path) -> None:
     """Remove what a process that was killed left half written, and refuse what would be in the way after training."""
     files.remove_partials(folder, FILES)
     for inside in (folder / "checkpoint", folder / "model"):
-        files.remove_leftovers(inside)
-    files.check_saved(folder / "model")
+        saved.remove_leftovers(inside)
+    saved.check_saved(folder / "model")

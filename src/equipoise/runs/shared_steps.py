@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from .. import files
+from ..learner import saved
 
 
 def default_store() -> Path:
@@ -38,7 +39,7 @@ class SharedSteps:
 
     def has(self, key: str) -> bool:
         """Whether that state is here, whole."""
-        return (self.entry(key) / files.INFO).is_file()
+        return (self.entry(key) / saved.INFO).is_file()
 
     def claim(self, key: str, on_wait: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
         """The right to compute a state. While another process has it, this waits, and calls `on_wait` once."""
