@@ -104,19 +104,14 @@ def explain(name: str, there: Any, here: Any) -> str:
     return name if len(str(here)) > 50 or len(str(there)) > 50 else f"{name} (there {there}, here {here})"
 
 
-NEEDED = {"step", "epoch", "done", "images_per_second"}
-"""what a line of metrics.jsonl must have to be of use to a queue"""
-
-
 def last_epoch(folder: Path) -> dict[str, Any] | None:
-    """The last whole line of a run's metrics.jsonl; None if there is none that is an epoch."""
+    """The last whole line of a run's metrics.jsonl; None if there is none yet, or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         with (folder / "metrics.jsonl").open("rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - 2000))
             lines = f.read().split(b"\n")[:-1]
-        found: Any = json.loads(lines[-1]) if lines else None
-        if isinstance(found, dict) and found.keys() >= NEEDED:
-            return found
+        if lines:
+            return dict(json.loads(lines[-1]))
     return None
 
 

@@ -47,7 +47,7 @@ class TensorBoard(Watch):
         remove_files(self.folder, [EVENTS])
         self.writer = self.open(str(self.folder), filename_suffix=SUFFIX)
         for line in lines:
-            self.epoch(Epoch(**{name: line[name] for name in Epoch._fields if name in line}))
+            self.epoch(Epoch(**{name: line[name] for name in Epoch._fields}))
         for record in records:
             self.step(record)
 
