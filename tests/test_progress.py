@@ -15,9 +15,8 @@ from equipoise import LUCIR, ILBaseline, Meta, PODNet
 from equipoise.engine.train import Epoch
 from equipoise.runs.folder import last_epoch
 from equipoise.runs.plan import Training
-from equipoise.runs.progress import Watch, fraction_done
+from equipoise.runs.progress import QueueWatch, Standing, Watch, fraction_done, queue_status, queue_words
 from equipoise.runs.queue import Job, cost, sort_longest_first
-from equipoise.runs.queue_progress import QueueWatch, Standing, queue_status, queue_words
 from equipoise.runs.settings import Data, Machine, Run
 
 
@@ -155,7 +154,7 @@ def test_it_is_said_in_one_line(now: Standing, words: str) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that goes only when it is told to."""
     made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("equipoise.runs.queue_progress.time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr("equipoise.runs.progress.time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 

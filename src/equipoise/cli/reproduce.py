@@ -21,8 +21,7 @@ from ..report.tables import make_grid
 from ..report.terminal import for_output
 from ..runs import estimate, queue
 from ..runs.command import command
-from ..runs.progress import duration
-from ..runs.queue_progress import QueueWatch
+from ..runs.progress import QueueWatch, duration
 from ..runs.run import run as run_one
 from ..runs.settings import Machine, Run
 from ..runs.workers import Local

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..report.terminal import for_output, print_table
 from ..runs import queue
-from ..runs.queue_progress import QueueWatch
+from ..runs.progress import QueueWatch
 from ..runs.run import run
 from ..runs.workers import Local
 from .request import Request, parse_request
