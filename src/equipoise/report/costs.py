@@ -32,17 +32,17 @@ def make_costs(table: Table, filled: Sequence[FilledRow]) -> Grid:
     commands = [f"{cell.command} --store none" for cell in cells.values()]
     lines = [(row.name, *(strip_number(cell.text) for cell in row.cells), end) for row, end in zip(rows, commands)]
     return Grid(
-        table.id,
-        table.title,
-        f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. Memory is the GPU's "
+        id=table.id,
+        title=table.title,
+        caption=f"{' and '.join(c.group for c in table.columns)}. {table.caption}; one trial. Memory is the GPU's "
         "at its peak: while the first step after the base step is trained, and in the whole run, predicting included. "
         "At full length: training is scaled to the method's own number of epochs, refitting is as measured. "
         "A whole step is both and, besides, recording kernels, choosing exemplars, measuring and saving: in runs as "
         "short as these, that weighs more than in a real one.",
-        [("", name) for name in COLUMNS],
-        rows,
-        [f"{name}: {command}" for name, command in zip(cells, commands)],
-        [("name", *COLUMNS, "command"), *lines],
+        columns=[("", name) for name in COLUMNS],
+        rows=rows,
+        commands=[f"{name}: {command}" for name, command in zip(cells, commands)],
+        numbers=[("name", *COLUMNS, "command"), *lines],
     )
 
 

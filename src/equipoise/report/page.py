@@ -52,7 +52,9 @@ def sections_of(data: Plain) -> Iterator[tuple[str, str, object]]:
     if data["figures"]:
         yield "figures", "Figures", h("div", list(map(figure_of, data["figures"])), class_="figures")
     if data["costs"]:
-        yield "costs", "Cost", costs_of(data["costs"])
+        costs = data["costs"]
+        table = plain_table(costs["title"], costs["columns"], costs["rows"])
+        yield "costs", "Cost", add_title(costs, table)
     yield "runs", "Runs", run_list(runs) if runs else h("p", "No runs yet.", class_="nothing")
 
 
@@ -164,8 +166,13 @@ def paper_table(table: Plain, titles: Mapping[str, str]) -> Html:
     head = h("thead", group_headers(columns), h("tr", heads))
     body = [h("tbody", lines, class_=kind) for kind, lines in bodies.items() if lines]
     box = scrolling(table["title"], h("table", head, body, class_="paper"))
+    return add_title(table, box, f"table-{table['id']}")
+
+
+def add_title(table: Plain, box: Html, id: str | None = None) -> Html:
+    """A table under its title and caption."""
     caption = h("p", table["caption"], class_="caption")
-    return h("section", h("h3", table["title"]), caption, box, id=f"table-{table['id']}", class_="table")
+    return h("section", h("h3", table["title"]), caption, box, id=id, class_="table")
 
 
 def number_in(text: str) -> float | None:
@@ -200,12 +207,6 @@ def key(data: Plain) -> list[Html | str]:
     )
     jump = h("ul", links, class_="key jump") if len(links) > 2 else ""
     return [h("p", words, class_="key"), h("ul", marks, class_="key"), jump]
-
-
-def costs_of(costs: Plain) -> Html:
-    """The table of costs, of strings."""
-    table = plain_table(costs["title"], costs["columns"], costs["rows"])
-    return h("section", h("h3", costs["title"]), h("p", costs["caption"], class_="caption"), table, class_="table")
 
 
 # Figures ----------------------------------------------------------------------------------------------------------

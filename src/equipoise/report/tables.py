@@ -28,13 +28,13 @@ def make_grid(table: Table, filled: Sequence[FilledRow]) -> Grid:
         cells = {cell.cell.column: show_cell(cell) for cell in row.cells}
         rows.append(Line(row.row.name, [cells.get(c, Shown()) for c in table.columns], row.row.quoted))
     return Grid(
-        table.id,
-        table.title,
-        describe(table, filled),
-        [(column.group, column.title) for column in table.columns],
-        rows,
-        list(list_commands(filled)),
-        [(*FIELDS, "command"), *list_numbers(table, filled)],
+        id=table.id,
+        title=table.title,
+        caption=describe(table, filled),
+        columns=[(column.group, column.title) for column in table.columns],
+        rows=rows,
+        commands=list(list_commands(filled)),
+        numbers=[(*FIELDS, "command"), *list_numbers(table, filled)],
     )
 
 
