@@ -84,6 +84,27 @@ def test_a_host_keeps_all_its_ways(host: Method) -> None:
     ]
 
 
+def test_what_the_stages_of_a_host_would_ignore_is_refused() -> None:
+    for name in ("recipe", "finetuning", "refinements", "trained"):
+        with pytest.raises(UsageError, match=f"Own has {name} of its own: give it stages too"):
+            type("Own", (Around,), {name: getattr(ILBaseline, name)})
+    type("Own", (Around,), {"name": "own", "recipe": ILBaseline.recipe, "stages": ILBaseline.stages})
+
+
+def test_a_method_around_another_has_needs_of_its_own() -> None:
+    class Hungry(Around):
+        least_memory = 4
+
+    class Plain(Around):
+        remedies, reason = (), "it is its own"
+
+    with pytest.raises(UsageError, match="hungry needs at least 4 image"):
+        Learner(Hungry(host=ILBaseline()), memory=3)
+    Learner(Hungry(host=ILBaseline()), memory=4)
+    with pytest.raises(UsageError, match="remedy balanced does not go with plain"):
+        Learner(Plain(host=ILBaseline(Balanced())))
+
+
 def test_meta_counts_held_images_without_a_sum_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum waits for its result, which a CUDA graph cannot."""
     seen: list[Tensor] = []

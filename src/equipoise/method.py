@@ -211,16 +211,7 @@ class Method:
 
     def check(self, *shares: int) -> None:
         """Refuse what makes no sense: `shares` are images per old class that will occur, none if there are no steps."""
-        if self.remedies is not None and self.remedy.name not in (*self.remedies, "standard"):
-            takes = " or ".join(("standard", *self.remedies))
-            raise UsageError(
-                f"remedy {self.remedy.name} does not go with {self.name}, which takes {takes}: {self.reason}"
-            )
-        needed = max(self.least_memory, self.remedy.least_memory)
-        if (least := min(shares, default=needed)) < needed:
-            name = self.name if self.least_memory >= needed else f"remedy {self.remedy.name}"
-            many = "all images" if needed == memory.EVERYTHING else f"at least {needed} image(s) of every old class"
-            raise UsageError(f"{name} needs {many}, and here the memory keeps {least}: raise --memory")
+        self.check_needs(*shares)
         self.remedy.check_memory(*shares)
         finetune = self.finetuning()
         if finetune is None or not finetune.epochs or finetune == type(self)().finetuning():
@@ -231,6 +222,19 @@ class Method:
                 "or use the standard remedy and a memory above 0"
             )
 
+    def check_needs(self, *shares: int) -> None:
+        """Refuse a remedy that it does not go with, and a memory that is too small for it."""
+        if self.remedies is not None and self.remedy.name not in (*self.remedies, "standard"):
+            takes = " or ".join(("standard", *self.remedies))
+            raise UsageError(
+                f"remedy {self.remedy.name} does not go with {self.name}, which takes {takes}: {self.reason}"
+            )
+        needed = max(self.least_memory, self.remedy.least_memory)
+        if (least := min(shares, default=needed)) < needed:
+            name = self.name if self.least_memory >= needed else f"remedy {self.remedy.name}"
+            many = "all images" if needed == memory.EVERYTHING else f"at least {needed} image(s) of every old class"
+            raise UsageError(f"{name} needs {many}, and here the memory keeps {least}: raise --memory")
+
 
 @dataclass(frozen=True)
 class Around(Method):
@@ -239,6 +243,13 @@ class Around(Method):
     name: ClassVar[str] = ""
     host: Method = Method()
     remedy: ClassVar[Any] = property(attrgetter("host.remedy"))  # type: ignore[misc]
+
+    def __init_subclass__(cls) -> None:
+        """The host's stages ask the host for these: one of its own would be ignored in silence."""
+        super().__init_subclass__()
+        ignored = {"recipe", "finetuning", "refinements", "trained"} & cls.__dict__.keys()
+        if ignored and "stages" not in cls.__dict__:
+            raise UsageError(f"{cls.__qualname__} has {min(ignored)} of its own: give it stages too, which use it")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,8 +261,9 @@ class Around(Method):
         return replace(self, host=self.host.with_remedy(remedy))
 
     def check(self, *shares: int) -> None:
-        """What the host refuses."""
+        """What the host refuses, and what this needs besides."""
         self.host.check(*shares)
+        self.check_needs(*shares)
 
     def overrides(self, name: str) -> bool:
         """Whether this has a way of its own, or else the host."""
