@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a changed tensor file is believed",
-        "files.py",
+        "learner/saved.py",
         "if hashlib.sha256(data).hexdigest() != digest:",
         "if False:",
         "checkpoint",

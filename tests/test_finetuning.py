@@ -395,7 +395,7 @@ def test_plain_lines_tell_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_live_display_tells_of_it() -> None:
     watch = LiveWatch(Console(file=io.StringIO(), force_terminal=True, width=120))
     train = Training("train", 1, 10)
-    watch.begin({}, [[train], [train, Training("refit", 3, 10)]])
+    watch.begin([[train], [train, Training("refit", 3, 10)]])
     watch.epoch(Epoch(1, "refit", 2, 3, 0.5, 0.01, None, 100.0, 1.0))
     watch.close()
     words = watch.bar.tasks[0].description

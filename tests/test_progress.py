@@ -73,7 +73,7 @@ def test_how_much_of_a_step_is_done(t: int, stage: str, epochs: float, done: flo
 )
 def test_a_watch_knows_how_long_it_takes(t: int, stage: str, epoch: int, left: float, words: str) -> None:
     watch = Watch()
-    watch.begin({}, STEPS)
+    watch.begin(STEPS)
     epochs = next(part.epochs for part in STEPS[t] if part.stage == stage)
     e = Epoch(t, stage, epoch, epochs, 0.5, 0.1, None, 10.0, 1.0)
     assert watch.left(e) == pytest.approx(left / 10) and watch.words(e) == words

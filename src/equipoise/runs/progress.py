@@ -21,7 +21,7 @@ from .queue import Job, has_base
 class Watch:
     """Told of everything. Puts what is worth saying into words, and the time left; `say` prints nothing here."""
 
-    def begin(self, settings: dict[str, Any], work: Work) -> None:
+    def begin(self, work: Work) -> None:
         """A run begins or is resumed; `work` is what each step trains on."""
         self.work, self.images = work, total_images(work)
 
@@ -75,8 +75,7 @@ STAGES = {"refit": "fine-tuning on the memory"}
 def fraction_done(step: list[Training], stage: str, epochs: float) -> float:
     """How much of a step's images have been trained on after so many epochs of a stage."""
     k = next(k for k, training in enumerate(step) if training.stage == stage)
-    before = sum(training.epochs * training.images for training in step[:k])
-    total = before + sum(training.epochs * training.images for training in step[k:])
+    before, total = total_images([step[:k], step])
     return (before + epochs * step[k].images) / max(1, total)
 
 
@@ -136,9 +135,9 @@ class LiveWatch(Watch):
         self.console, self.bar = console, bar_with_words(console)
         self.task = self.bar.add_task("starting", total=1.0)
 
-    def begin(self, settings: dict[str, Any], work: Work) -> None:
+    def begin(self, work: Work) -> None:
         """Show the bar."""
-        super().begin(settings, work)
+        super().begin(work)
         self.bar.start()
 
     def say(self, text: str) -> None:
@@ -233,7 +232,6 @@ class QueueWatch:
         self.jobs, self.shared, self.every, self.quiet = jobs, shared, every, quiet
         self.bar = bar_with_words(console)
         self.task = self.bar.add_task("")
-        self.plain = not console.is_terminal
         self.seen: tuple[int, ...] = ()
         self.looked = self.said = -math.inf
         self.moving = False
@@ -256,7 +254,7 @@ class QueueWatch:
         words = queue_words(now)
         self.bar.update(self.task, total=len(self.jobs), completed=now.done + now.failed, description=words)
         moving = now.speed > 0
-        if self.plain and (changed or (moving and not self.moving) or clock - self.said >= self.quiet):
+        if self.bar.disable and (changed or (moving and not self.moving) or clock - self.said >= self.quiet):
             self.said = clock
             print(words, file=sys.stderr, flush=True)
         self.moving = moving

@@ -69,7 +69,7 @@ class Attempt:
             note = self.learner.restore(self.folder / "checkpoint")
             self.records, self.lines, self.reused = note["records"], note["lines"], note["reused"]
         self.rewrite_metrics()
-        self.watch.begin(self.plan.settings, self.work)
+        self.watch.begin(self.work)
         self.watch.before(self.lines, self.records)
 
     @contextlib.contextmanager

@@ -120,7 +120,7 @@ class Crew:
         self.looked = time.monotonic()
 
     def warn_once(self, words: str, where: str = "") -> None:
-        """Warn of something that concerns all runs, wherever it is noticed first."""
+        """Warn, with the folder where it was noticed, unless these words were said of another one already."""
         if words not in self.warned:
             self.warned.add(words)
             log.warning("%s%s", where, words)
