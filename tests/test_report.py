@@ -465,7 +465,7 @@ def test_odd_records_are_named(broken: dict[str, Any], tmp_path: Path) -> None:
         (["nowhere"], 1, "nowhere is not there"),
         (["file"], 1, "file is not a folder"),
         (["empty"], 1, "empty holds no result of a run"),
-        (["broken"], 1, "broken/a/result.json is corrupt"),
+        (["broken"], 1, "broken/a/result.json is damaged"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(

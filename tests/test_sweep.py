@@ -298,7 +298,7 @@ def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None
     assert conclude_try(killed, -9) and killed.failure == "killed by signal 9"
     good = job_of(small(), tmp_path / "c")
     map(run, [broken, good], Local(workers=1))
-    assert "result.json is corrupt" in (broken.failure or "") and good.result is not None
+    assert "result.json is damaged" in (broken.failure or "") and good.result is not None
 
 
 @pytest.mark.parametrize("here", ["cuda", "cpu"])
