@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types wheel install clean
+.PHONY: demo test lint types wheel fuzz kills install clean
 
 demo: install
 	$(BIN)/equipoise demo --out demo
@@ -35,6 +35,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# What takes minutes and is no part of the tests: saved learners changed at random, and runs killed at random.
+fuzz: install
+	$(BIN)/python tests/fuzz.py 10000
+
+kills: install
+	$(BIN)/python tests/kills.py
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache

@@ -146,7 +146,7 @@ def _pack(prefix: str, state: State, tensors: dict[str, Tensor]) -> dict[str, An
 def _unpack(
     prefix: str, plain: dict[str, Any], tensors: dict[str, Tensor], method: Method, device: torch.device
 ) -> State:
-    if not plain["sizes"]:
+    if plain["sizes"] == [] == plain["classes"]:
         return State()
     check_state(plain, finished=not prefix)
     channels, height, width = plain["shape"]
