@@ -24,6 +24,7 @@ from torch import Tensor
 
 from equipoise import (
     LUCIR,
+    NCM,
     Balanced,
     BalancedFinetuning,
     Batch,
@@ -1083,3 +1084,55 @@ def test_images_on_the_device_are_not_copied_and_exemplars_are_positions_in_them
     assert_identical(positions.own_exemplars(source), by_hand)
     assert_identical(positions.learn(*images_of(7, 8)), by_hand.learn(*images_of(7, 8)))
     assert source.x.data_ptr() != DIGITS.train.x.data_ptr() and torch.equal(source.x, DIGITS.train.x[order])
+
+
+# In words and in one number
+
+
+def test_a_learner_is_shown_in_two_lines(tmp_path: Path) -> None:
+    learner, seen = new(device="cpu"), []
+    settings = "Learner(ILBaseline(Balanced()), memory=3, recipe=Recipe(epochs=2, lr=0.05, batch=32), device='cpu')"
+    assert repr(learner) == f"{settings}\nnothing learned yet"
+    learner.learn(*images_of(0, 1)).learn(*images_of(2), callback=lambda now: seen.append(repr(now)))
+    known = "3 classes in 2 steps (0, 1, 2)"
+    under_way = f"{settings}\n{known}, 6 images in memory; step 1 is under way: train, epoch"
+    assert seen == [f"{under_way} 1 of 2", f"{under_way} 2 of 2"]
+    assert repr(learner) == f"{settings}\n{known}, 9 images in memory"
+    learner.save(tmp_path / "model")
+    assert repr(Learner.load(tmp_path / "model")) == repr(learner)
+
+
+def test_settings_are_shown_as_one_would_type_them() -> None:
+    method = LUCIR(BalancedFinetuning(Finetune(3, batch=16)), K=3)
+    learner = Learner(method, "total:60", seed=4, normalise=([0.5], [0.25]), device="cpu")
+    assert repr(learner).splitlines()[0] == (
+        "Learner(LUCIR(BalancedFinetuning(finetune=Finetune(epochs=3, batch=16)), K=3), memory='total:60', "
+        "normalise=([0.5], [0.25]), seed=4, device='cpu')"
+    )
+    many = new(method=NCM()).learn(*images_of(*range(10)))
+    many.rename({0: "nought"})
+    assert repr(many).endswith("10 classes in 1 step ('nought', 1, 2, 3, 4, 5, 6, 7, ...), 30 images in memory")
+
+
+def test_a_step_that_was_begun_is_shown_after_loading(halfway: Path) -> None:
+    assert "; step 1 is under way" in repr(Learner.load(halfway))
+
+
+def test_the_score_is_the_fraction_that_is_right(two_steps: Learner) -> None:
+    x, y = images_of(0, 1, 2)
+    right = two_steps.predict(x) == y
+    assert right.sum() > 0 and two_steps.score(x, y) == right.mean()
+    assert two_steps.score(x[right], torch.from_numpy(y[right])) == 1.0
+    more_x, more_y = images_of(0, 7)  # 7 was never learned: it cannot be right
+    assert two_steps.score(more_x, more_y) == np.mean(two_steps.predict(more_x) == more_y) <= 0.5
+    assert two_steps.score(x[0], [two_steps.predict(x[0])[0]]) == 1.0
+
+
+def test_a_score_that_can_only_be_0_is_refused(two_steps: Learner) -> None:
+    x, y = images_of(0, 1)
+    with pytest.raises(UsageError, match="none of these labels was learned, such as '0': the classes are 0, 1, 2"):
+        two_steps.score(x, y.astype(str))
+    with pytest.raises(UsageError, match="80 images but 3 labels"):
+        two_steps.score(x, y[:3])
+    with pytest.raises(UsageError, match="call learn first"):
+        new().score(x, y)

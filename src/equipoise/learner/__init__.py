@@ -32,6 +32,7 @@ from .arguments import check_arguments, check_format, check_shape, describe, fin
 from .predictor import Predictor
 from .state import Live, State, pack, unpack
 from .step import Before, gather, plan_step
+from .words import write_learner
 
 ENTERING = threading.Lock()
 """held while a learner is asked whether it is learning"""
@@ -103,6 +104,9 @@ class Learner(Predictor):
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in the middle of `learn`, even if it was made there."""
         return {**self.__dict__, "_learning": False}
+
+    def __repr__(self) -> str:
+        return write_learner(self)
 
     @property
     def engine_used_(self) -> Engine:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.images import Images
 from ..data.inputs import as_batch, as_images, image_shape
-from ..data.labels import as_array, as_label
+from ..data.labels import as_array, as_label, as_labels
 from ..engine.predict import outputs
 from ..engine.train import Epoch
 from ..errors import DataError, UsageError
@@ -125,3 +125,18 @@ class Predictor:
         """The probability of each class of `classes_` for each image: the softmax of the plain logits."""
         z: np.ndarray[Any, Any] = self.logits(images).softmax(1).cpu().numpy()
         return z
+
+    def score(self, images: Any, labels: Any) -> float:
+        """The fraction of these images whose label is predicted.
+
+        An image of a class that has not been learned counts as wrong. Where no label at all is a known one, they are
+        likely of another kind than those that were learned, such as "3" for 3: that is refused.
+        """
+        z = self.logits(images)
+        index = {label: k for k, label in enumerate(self._now.classes)}
+        names = as_labels(labels, len(z))
+        found = [index.get(name, -1) for name in names]
+        if max(found) < 0:
+            known = ", ".join(map(repr, self._now.classes[:5]))
+            raise UsageError(f"none of these labels was learned, such as {names[0]!r}: the classes are {known}")
+        return (z.argmax(1).cpu() == torch.tensor(found)).double().mean().item()
