@@ -1,23 +1,42 @@
-"""How a queue stands, told from made-up folders, number by number."""
+"""How a queue stands, told from made-up folders, number by number; and how far a learner is, in one line."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from equipoise import LUCIR, ILBaseline, Meta, PODNet
-from equipoise.engine.train import Epoch
+from equipoise import (
+    CHOOSE,
+    LUCIR,
+    BalancedFinetuning,
+    Finetune,
+    ILBaseline,
+    Learner,
+    Meta,
+    Plan,
+    PODNet,
+    Recipe,
+    Stage,
+    UsageError,
+)
+from equipoise.data import datasets
+from equipoise.engine.train import Epoch, Position, Tell
+from equipoise.learner import progress
 from equipoise.runs.folder import last_epoch
 from equipoise.runs.plan import Training
 from equipoise.runs.progress import QueueWatch, Standing, Watch, fraction_done, queue_status, queue_words
 from equipoise.runs.queue import Job, cost, sort_longest_first
-from equipoise.runs.settings import Data, Machine, Run
+from equipoise.runs.run import run
+from equipoise.runs.settings import Data, Machine, Protocol, Run
 
 
 def line(step: int, epoch: int, speed: float = 100.0) -> dict[str, Any]:
@@ -239,3 +258,137 @@ def test_what_takes_longest_is_begun_first() -> None:
     order = [longer, podnet, shorter, meta, lucir, plain, same]
     assert [id(one) for one in sort_longest_first(jobs)] == [id(one) for one in order]
     assert jobs[0] is plain, "the list itself is left alone"
+
+
+# The line of a learner
+
+RECIPE = Recipe(epochs=4, lr=0.05, batch=64)
+TRAIN = datasets.load("digits").train
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def learn(*classes: int, learner: Learner | None = None, **settings: Any) -> Learner:
+    learner = learner or Learner(ILBaseline(BalancedFinetuning(Finetune(3))), 5, recipe=RECIPE, device="cpu")
+    where = TRAIN.positions(classes[0], classes[-1] + 1)
+    return learner.learn(TRAIN.x[where], TRAIN.y[where], **settings)
+
+
+def plain(text: str) -> list[str]:
+    """The lines that a terminal showed, one after the other, without its commands."""
+    lines = re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", text).replace("\r", "\n").split("\n")
+    return [line for line, after in zip(lines, [*lines[1:], ""]) if line and line != after]
+
+
+TIME = r"[\d.]+ s"
+
+
+def test_nothing_is_shown_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    learn(5, 6, learner=learn(0, 1))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_two_lines_are_printed_elsewhere_if_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    learn(2, 3, 4, learner=learn(0, 1), verbose=True)
+    out, err = capfd.readouterr()
+    announced, done = err.splitlines()
+    work = r"step 1: 3 classes, 430 images, 7 epochs"
+    assert out == "" and re.fullmatch(rf"{work}, about {TIME} on cpu", announced), announced
+    assert re.fullmatch(rf"{work} in {TIME} on cpu", done), done
+
+
+def test_a_terminal_has_one_line_that_moves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(progress, "EVERY", 0)
+    monkeypatch.setattr("sys.stderr", terminal)
+    learn(2, 3, 4, learner=learn(0, 1, verbose=False), callback=lambda now: print("hello"))
+    shown = plain(terminal.getvalue())
+    assert shown[0] == "step 1: 3 classes, 430 images, 7 epochs"
+    assert re.fullmatch(rf"step 1: 3 classes, 430 images, 7 epochs in {TIME} on cpu", shown[-1])
+    moves = [re.fullmatch(rf"step 1, epoch (\d)/7: {TIME} left of {TIME} on cpu \(3 classes.*", x) for x in shown[1:-1]]
+    epochs = [int(found[1]) for found in moves if found]
+    assert len(epochs) == len(moves) > 5 and epochs == sorted(epochs) and set(epochs) == set(range(2, 8))
+    assert terminal.getvalue().count("\n") == 1, "else it would be several lines"
+    assert capsys.readouterr().out == "hello\n" * 7, "what is printed goes where it would go anyway"
+    before = terminal.getvalue()
+    learn(5, 6, learner=learn(0, 1, verbose=False), verbose=False)
+    assert terminal.getvalue() == before
+
+
+def test_what_is_done_already_counts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def stop(now: Learner) -> None:
+        if now.stage_ == "refit":
+            now.save(tmp_path / "model")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        learn(2, 3, learner=learn(0, 1), callback=stop, verbose=True)
+    assert re.search(rf"\nstep 1: stopped after {TIME}, in epoch 6/7\n$", capfd.readouterr().err)
+    learn(2, 3, learner=Learner.load(tmp_path / "model"), verbose=True)
+    assert re.search(r"step 1: 2 classes, 290 images, the last 2 of 7 epochs in", capfd.readouterr().err)
+
+
+def test_the_time_left_goes_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock of our own: 2 s for each image of an epoch's, after a first batch that took an hour."""
+    clock, lines = [0.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    stages = (
+        Stage("train", replace(RECIPE, epochs=4)),
+        CHOOSE,
+        Stage("refit", replace(RECIPE, epochs=3), images="memory"),
+    )
+    plan = Plan(1, (2, 3), (1, 8, 8), (5, 5, 140, 140, 140), 5, 5)
+    live: Any = SimpleNamespace(stages=stages, at=Position(0, 0))
+    on = SimpleNamespace(x=torch.zeros(1))
+    before: Any = SimpleNamespace(plan=plan, method=ILBaseline(), images=on)
+    with progress.Progress(before, live, True) as line:
+        monkeypatch.setattr(line, "say", lines.append)
+        tell = line.watch(Tell())
+        clock[0] = 3600.0
+        tell.batch(0.5)
+        assert line.left is None
+        clock[0] += 430.0
+        tell.batch(1.0)
+        assert line.left == 2 * (3 * 430 + 3 * 25) and line.standing(1.0, clock[0]) == (
+            "step 1, epoch 2/7: 45 min 30 s left of 1 h 52 min on cpu (3 classes, 430 images)"
+        )
+        live.at = Position(2, 0)
+        clock[0] += 2 * 3 * 430
+        tell.epoch(Epoch(1, "refit", 1, 3, 0.5, 0.1, None, 1.0, 1.0))
+        assert line.left == 2 * 2 * 25 * (3 * 430 + 215) / (3 * 430 + 215 + 25)
+        assert line.standing(1.0, clock[0]).startswith("step 1, epoch 6/7: ")
+    assert len(lines) == 2 and lines[0] == "step 1: 3 classes, 430 images, 7 epochs, about 1 h 52 min on cpu"
+
+
+def test_a_gpu_is_measured_at_the_end_of_an_epoch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    plan = Plan(0, (2,), (1, 8, 8), (100, 100))
+    live: Any = SimpleNamespace(stages=(Stage("train", RECIPE),), at=Position(0, 0))
+    before: Any = SimpleNamespace(plan=plan, method=ILBaseline(), images=SimpleNamespace(x=torch.zeros(1)))
+    line = progress.Progress(before, live, True)
+    line.device = "cuda"
+    for clock[0], epochs in ((1.0, 0.25), (3.0, 0.5), (9.0, 1.0)):
+        line.move(epochs)
+        assert line.left is None
+    line.move(1, ended=True)
+    assert line.left == pytest.approx(3 * 200 * 8 / 150)
+
+
+def test_a_run_is_shown_by_its_watch_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    run(Run(ILBaseline(), Data("digits"), Protocol(base=8, steps=1), RECIPE), tmp_path / "run", Machine("cpu"))
+    assert terminal.getvalue() == ""
+
+
+def test_verbose_is_yes_or_no_or_where_there_is_a_terminal() -> None:
+    with pytest.raises(UsageError, match="verbose must be None, True or False, not 'loud'"):
+        learn(0, 1, verbose="loud")

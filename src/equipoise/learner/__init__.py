@@ -22,7 +22,7 @@ from ..data.memory import Budget
 from ..engine.cuda_graph import Engine
 from ..engine.device import resolve_device, resolve_engine, resolve_precision, undisturbed
 from ..engine.train import Conditions, Epoch, Position, Tell, fit
-from ..errors import UsageError
+from ..errors import UsageError, check_choice
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
 from ..nets.backbones import scale
@@ -30,6 +30,7 @@ from ..step import Recipe, Shape, Stage, Step, plan_for
 from . import saved
 from .arguments import check_arguments, check_format, check_shape, describe, find_new_classes, read_arguments
 from .predictor import Predictor
+from .progress import Progress
 from .state import Live, State, pack, unpack
 from .step import Before, gather, plan_step
 from .words import write_learner
@@ -121,6 +122,7 @@ class Learner(Predictor):
         labels: Any,
         callback: Callable[[Learner], None] | None = None,
         tick: Callable[[float], None] | None = None,
+        verbose: bool | None = None,
     ) -> Self:
         """Learn the classes of these images beside those already known.
 
@@ -133,7 +135,10 @@ class Learner(Predictor):
             callback: called at the end of every epoch with the learner, which can predict and be saved then;
                 `learner.progress_` says where it is. It does not change what is learned.
             tick: called after every batch with the epochs of the stage done so far, such as 2.25.
+            verbose: whether to show on standard error how long it will take here and how far it is; None to do so
+                in a terminal only.
         """
+        check_choice("verbose", verbose, None, True, False)
         for name, function in (("callback", callback), ("tick", tick)):
             if function is not None and not callable(function):
                 raise UsageError(f"{name} must be a function, not {function!r}")
@@ -147,7 +152,8 @@ class Learner(Predictor):
         with self._alone(), undisturbed(self.device_):
             try:
                 before, self._live = self._open(images, labels)
-                self._train(before, self._live, Tell(on_epoch, tick or (lambda epochs: None)))
+                with Progress(before, self._live, verbose) as progress:
+                    self._train(before, self._live, progress.watch(Tell(on_epoch, tick or (lambda epochs: None))))
                 self.state_, self._live = self._live.state, None
             except BaseException:
                 self._live = interrupted

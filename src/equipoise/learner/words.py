@@ -1,4 +1,4 @@
-"""A learner in two lines: its settings as one would type them, and what it knows."""
+"""A learner in two lines: its settings as one would type them, and what it knows; numbers and times in words."""
 
 from __future__ import annotations
 
@@ -54,3 +54,14 @@ def write_state(learner: Learner) -> str:
 def count(number: int, one: str, several: str = "") -> str:
     """A number of things: 1 step, 2,600 images."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people write them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 72:
+        return f"{hours / 24:.0f} days"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

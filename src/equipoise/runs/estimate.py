@@ -59,7 +59,7 @@ def measure_speed(method: Method, dataset: str, device: str) -> Speed:
     images = Images(x, y)
     images = images.to(learner.device_)
     for part in (range(classes), range(classes, classes + new)):
-        learner.learn(images, part, note)
+        learner.learn(images, part, note, verbose=False)
     learner.predict(x[:1000])
     held = sum(counts) * shape[0] * shape[1] * shape[2] / 2**20  # all images
     if cuda:

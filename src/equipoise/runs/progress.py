@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torch import Tensor
 
 from ..engine.train import Epoch
+from ..learner.words import duration
 from .folder import last_epoch
 from .plan import Training, Work, total_images
 from .queue import Job, has_base
@@ -156,17 +157,6 @@ class LiveWatch(Watch):
     def close(self) -> None:
         """Take the bar away."""
         self.bar.stop()
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people write them."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 72:
-        return f"{hours / 24:.0f} days"
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 # A queue: read from the folders of its runs, whoever is working there

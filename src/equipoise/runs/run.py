@@ -50,7 +50,8 @@ def run(
             while (t := attempt.t) < len(plan.sizes):
                 with attempt.turn():  # which may take over more than this step
                     t = attempt.t
-                    plan.learner.learn(plan.train, range(*plan.edges(t)), attempt.at_epoch_end, attempt.tick)
+                    classes = range(*plan.edges(t))
+                    plan.learner.learn(plan.train, classes, attempt.at_epoch_end, attempt.tick, verbose=False)
                 attempt.end_step(t)
         result = attempt.result()
         labels: dict[Hashable, Hashable] = dict(enumerate(plan.order))
