@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import files, methods
-from equipoise.runs.folder import FORMAT, is_measured
 from equipoise.runs.plan import plan_steps, read_run, sizes_of
+from equipoise.runs.record import FORMAT, find_fault
 from equipoise.runs.settings import Data, Protocol, Run
 from equipoise.settings import field_names, to_plain
 from equipoise.step import Finetune, Recipe
@@ -119,7 +119,7 @@ def main(folder: Path) -> None:
         if "format" in old:
             continue
         new = migrated(old)
-        if not is_measured(new):
+        if find_fault(new):
             raise SystemExit(f"{path} would be no result")
         files.write_json(path, new)
         print(path)

@@ -26,7 +26,7 @@ import torch
 from equipoise import EquipoiseError, Finetune, Recipe, methods
 from equipoise.data.datasets import load
 from equipoise.remedies import REMEDIES, BalancedFinetuning
-from equipoise.runs.folder import read_result
+from equipoise.runs.record import read_result
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 

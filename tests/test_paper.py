@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import make_record
 
 from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, paper
 from equipoise.cli import command, reproduce
@@ -136,21 +137,7 @@ def test_runs_are_the_same_whatever_does_not_change_a_result() -> None:
 
 def result(value: float, asked_for: Run) -> dict[str, Any]:
     """A made-up record of a run, in which every accuracy is the same."""
-    step = {"step": 0, "classes": 50, "top1": value, "top5": value, "base": value, "new": value, "latest": value}
-    return {
-        "format": 1,
-        "average_incremental_accuracy": value,
-        "average_incremental_accuracy_top5": value,
-        "final": {"top1": value, "top5": value, "base": value, "new": value},
-        "forgetting": 0.0,
-        "alpha": [None],
-        "steps": [{**step, "by_step": [value], "seconds": 1.0, "training_seconds": 1.0}],
-        "confusion": [[1]],
-        "class_order": [0],
-        "run": json.loads(json.dumps(to_plain(resolved(asked_for)))),
-        "machine": {},
-        "versions": {},
-    }
+    return make_record(asked_for, value, value, value, value)
 
 
 def recorded_with(folder: Path, values: dict[int, float], asked_for: Run) -> match.Records:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import make_record
 
 from equipoise import Balanced, DataError, ILBaseline, paper
 from equipoise.cli import command
@@ -21,9 +22,7 @@ from equipoise.report.collect import as_run, collect_data
 from equipoise.report.figures import draw, plt
 from equipoise.report.series import chart_relaxations, list_points
 from equipoise.report.tables import make_grid, show_cell
-from equipoise.runs.plan import resolve
 from equipoise.runs.settings import Data, Protocol, Run
-from equipoise.settings import to_plain
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -203,9 +202,9 @@ def test_what_was_rehearsed_is_no_number_of_the_paper_and_nor_is_a_strangers(tmp
     result = json.loads(source.read_text())
     run = result["run"]
     own = {
-        "digits": {"data": {**run["data"], "name": "digits"}, "protocol": {**run["protocol"], "base": 5}},
+        "digits": {"data": {**run["data"], "name": "digits"}},
         "mine": {"method": {"name": "of-a-stranger", "remedy": {"name": "own", "x": 1}}},
-        "odd": {"protocol": {**run["protocol"], "base": 999}},
+        "odd": {"protocol": {**run["protocol"], "order": "7"}},
     }
     for name, changed in own.items():
         (tmp_path / name).mkdir()
@@ -225,30 +224,14 @@ def test_what_was_rehearsed_is_no_number_of_the_paper_and_nor_is_a_strangers(tmp
 
 def made_up(run: Run, i: int) -> dict[str, Any]:
     """Numbers that tell the run (i), the seed, the metric and the step."""
-    settings = json.loads(json.dumps(to_plain(resolve(run, 100, (3, 32, 32)))))
-    at = 20 + i / 10 + (0.0, 0.3, 1.2)[run.seed]
-    step = {"top5": at, "base": at, "new": at, "latest": at, "by_step": [at]}
+    at = round(20 + i / 10 + (0.0, 0.3, 1.2)[run.seed], 1)
+    record = make_record(run, at, round(at + 1, 1), round(at + 2, 1), round(at + 3, 1))
     times = {"seconds": 10.0 + i, "training_seconds": 4.0 + i, "training_mib": 500.2 + i}
     finetune = run.method.finetuning()
     refits = run.method.remedy.name == "balanced-finetuning" or (finetune is not None and finetune.epochs > 0)
     times["refitting_seconds"] = 1.0 if refits else 0.0
-    steps = [{"step": t, "classes": 50 + 10 * t, "top1": at - t, **step, **times} for t in range(6)]
-    return {
-        "format": 1,
-        "average_incremental_accuracy": at,
-        "average_incremental_accuracy_top5": at + 30,
-        "final": {"top1": at + 1, "top5": at + 31, "base": at + 2, "new": at + 3},
-        "forgetting": 0.0,
-        "alpha": [None] * 6,
-        "steps": steps,
-        "confusion": [[3, 0], [i, 1]],
-        "class_order": [0, 1],
-        "run": settings,
-        "reused": None,
-        "seconds": 1.0,
-        "versions": {"torch": "2.11.0"},
-        "machine": {"gpu": "Made up", "peak_memory_mib": 1000 + i},
-    }
+    record["steps"] = [step | times for step in record["steps"]]
+    return record | {"versions": {"torch": "2.11.0"}, "machine": {"gpu": "Made up", "peak_memory_mib": 1000 + i}}
 
 
 @pytest.fixture(scope="module")
@@ -326,8 +309,9 @@ def test_every_figure_shows_its_own_records(everything: tuple[Path, dict[str, in
     for id in curves_of:
         assert len({s["group"] for s in figures[id]["series"]}) == len(figures[id]["series"]) > 6
         for s in figures[id]["series"]:
-            assert s["spread"] == pytest.approx([0.6244998] * 6)
-            assert [round(a - b, 6) for a, b in zip(s["y"], s["y"][1:])] == [1.0] * 5
+            steps = int(id.split("-")[-1]) + 1
+            assert s["spread"] == pytest.approx([0.6244998] * steps)
+            assert [round(a - b, 6) for a, b in zip(s["y"], s["y"][1:-1])] == [1.0] * (steps - 2)
     memory = {s["name"]: s for s in figures["memory"]["series"]}
     assert memory["IL-Baseline, Meta"]["x"] == [5, 10, 20, 50]
     assert memory["IL-Baseline, Meta, the paper"]["y"] == [62.13, 63.02, 64.11, 65.6]
@@ -356,7 +340,7 @@ def test_confusion_is_told_in_numbers(everything: tuple[Path, dict[str, int]]) -
     asked_for = next(row.cells[0].run for row in paper.table("confusion").rows if row.name == "IL-Baseline")
     assert asked_for is not None
     i = number[key(asked_for)]
-    first = ["IL-Baseline,0,0,3", *([f"IL-Baseline,1,0,{i}"] if i else []), "IL-Baseline,1,1,1"]
+    first = [f"IL-Baseline,0,0,{2100 + 10 * i}", f"IL-Baseline,0,1,{7900 - 10 * i}"]
     assert lines[0] == "panel,true,predicted,images" and lines[1 : 1 + len(first)] == first
 
 

@@ -33,8 +33,8 @@ from equipoise import (
     PODNet,
     Recipe,
 )
-from equipoise.runs.folder import read_result
 from equipoise.runs.progress import Watch
+from equipoise.runs.record import read_result
 from equipoise.runs.run import run as run_on
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 

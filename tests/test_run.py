@@ -64,11 +64,11 @@ from equipoise.files import MANIFEST
 from equipoise.method import Around
 from equipoise.remedies import REMEDIES
 from equipoise.runs.command import run_name
-from equipoise.runs.folder import Result, read_result
 from equipoise.runs.metrics import forgetting
 from equipoise.runs.plan import Prepared, read_run, resolve, total_images
 from equipoise.runs.plan import prepare as prepared
 from equipoise.runs.progress import Watch, duration
+from equipoise.runs.record import Result, read_result
 from equipoise.runs.run import run as run_on
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 from equipoise.runs.shared_steps import SharedSteps

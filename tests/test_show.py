@@ -1,6 +1,7 @@
 """`equipoise show`: what was recorded, in tables and pictures."""
 
 import json
+import os
 import re
 import shutil
 import statistics
@@ -54,9 +55,13 @@ def changed(folder, to, settings):
         for part in parts:
             inside = inside.setdefault(part, {})
         inside[last] = value
-    if "protocol.base" in settings:
-        p = r["run"]["protocol"]
-        r["class_order"] = [*range(p["base"] + p["steps"] * settings["protocol.steps"] // 2)]
+    if "protocol.base" in settings:  # in every step what was in the last
+        p, last = r["run"]["protocol"], r["steps"][-1]
+        each = (10 - p["base"]) // p["steps"]
+        times = range(p["steps"] + 1)
+        r["steps"] = [last | {"step": t, "classes": p["base"] + each * t, "by_step": [50.0] * (t + 1)} for t in times]
+        r |= {"average_incremental_accuracy": last["top1"], "average_incremental_accuracy_top5": last["top5"]}
+        r["alpha"] = [None for _ in times]
     (to / "result.json").write_text(json.dumps(r))
     return to
 
@@ -177,11 +182,11 @@ def test_a_run_that_is_named_twice_counts_once(capsys, runs):
 
 
 def test_a_wide_table_keeps_each_number_on_one_line(capsys, runs):
-    more = {"method.remedy.alpha": 0.25, "protocol.memory": "total:2000", "protocol.base": 50, "protocol.steps": 10}
+    more = {"method.remedy.alpha": 0.25, "protocol.memory": "total:2000", "protocol.base": 2, "protocol.steps": 8}
     changed(runs / "balanced-0", runs / "x", more)
     folders = [runs / f"balanced-{seed}" for seed in (0, 1, 2)]
     out = shown(capsys, runs)
-    assert over(folders, MEASURED["average"]) in out and "total:2000" in out and "50 + 10 × 5" in out
+    assert over(folders, MEASURED["average"]) in out and "total:2000" in out and "2 + 8 × 1" in out
     several = {
         "protocol.order": "natural",
         "protocol.select": "random",
@@ -271,10 +276,13 @@ def test_folders_that_cannot_be_shown(capsys, runs):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "3", "{}", '{"average_incremental_accuracy": 1, "steps": [], "run": {}}']
 )
-def test_a_corrupt_result_is_named(capsys, runs, text):
+def test_a_corrupt_result_is_named(capsys, caplog, runs, text):
     (runs / "meta" / "result.json").write_text(text)
-    for folders in ([runs / "meta"], [runs], [runs / "standard", runs / "meta"]):
-        assert "runs/meta/result.json is" in refused(capsys, 1, *folders)
+    assert "runs/meta/result.json is" in refused(capsys, 1, runs / "meta")
+    alone = shown(capsys, runs / "standard", runs / "balanced-0")
+    assert command(["show", *map(str, (runs / "standard", runs / "meta", runs / "balanced-0"))]) == 0
+    assert capsys.readouterr().out == alone
+    assert caplog.messages[0].startswith("left out: ") and "runs/meta/result.json is" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
@@ -292,14 +300,78 @@ def test_a_corrupt_result_is_named(capsys, runs, text):
         {"machine": None},
         {"run": {"method": {}}},
         {"final": {"top1": "a", "base": 1, "new": 2}},
+        {"average_incremental_accuracy": 50.0},
+        {"average_incremental_accuracy_top5": 99.999},
+        {"average_incremental_accuracy": None},
+        {"average_incremental_accuracy": -1},
+        {"confusion": np.eye(10, dtype=int).tolist()},
+        {"confusion": np.zeros((10, 10), dtype=int).tolist()},
+        {"confusion": [[0.5]]},
+        {"class_order": [*range(9)]},
+        {"alpha": [None]},
+    ],
+    ids=lambda damage: str(damage)[:60],
+)
+def test_a_result_with_no_numbers_where_numbers_belong_is_named(capsys, caplog, runs, damage):
+    (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | damage))
+    assert "runs/meta/result.json is not the result of a run (" in refused(capsys, 1, runs / "meta")
+    for words in (["show", str(runs)], ["report", str(runs), "--out", "of-the-others"]):
+        caplog.clear()
+        assert command(words) == 0
+        (message,) = caplog.messages
+        assert message.startswith("left out: ") and "runs/meta/result.json is not the result of a run (" in message
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("run", {"seed": "x"}),
+        ("run", {"seed": True}),
+        ("run", {"method": ["a"]}),
+        ("run", {"method": {"name": "il-baseline", "remedy": "balanced"}}),
+        ("run.protocol", {"memory": None}),
+        ("run.protocol", {"steps": 4}),
+        ("run.protocol", {"base": "4"}),
+        ("run.protocol", {"select": "best"}),
+        ("run.recipe", {"epochs": "x"}),
+        ("run.recipe", {"schedule": "zigzag"}),
+        ("run.recipe", {"lr": True}),
+        ("run.data", {"validation": 2}),
+        ("steps.0", {"top1": 101}),
+        ("steps.1", {"classes": 99}),
+        ("steps.1", {"by_step": [1.0]}),
+        ("steps.1", {"step": 0}),
+        ("steps.2", {"top1": 1.0}),
+        ("steps.2", {"new": None}),
+        ("final", {"new": 3.0}),
     ],
     ids=str,
 )
-def test_a_result_with_no_numbers_where_numbers_belong_is_named(capsys, runs, damage):
-    (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | damage))
-    assert "runs/meta/result.json is not the result of a run" in refused(capsys, 1, runs)
-    assert command(["report", str(runs)]) == 1
-    assert "runs/meta/result.json is not the result of a run" in capsys.readouterr().err
+def test_settings_and_numbers_that_do_not_fit_together_are_named(capsys, runs, part, changes):
+    r = result(runs / "meta")
+    inside = r
+    for name in part.split("."):
+        inside = inside[int(name) if name.isdigit() else name]
+    inside |= changes
+    (runs / "meta" / "result.json").write_text(json.dumps(r))
+    assert "runs/meta/result.json is not the result of a run (" in refused(capsys, 1, runs / "meta")
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "[" * 100_000], ids=lambda text: text[:9])
+def test_what_is_no_json_is_named(capsys, runs, text):
+    whole = (runs / "meta" / "result.json").read_text()
+    start = '"average_incremental_accuracy": '
+    at = whole.index(start) + len(start)
+    (runs / "meta" / "result.json").write_text(whole[:at] + text + whole[whole.index(",", at) :])
+    assert "runs/meta/result.json is damaged (" in refused(capsys, 1, runs / "meta")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes among the files of this system")
+def test_a_pipe_in_place_of_a_record_is_not_waited_for(capsys, caplog, runs):
+    (runs / "meta" / "result.json").unlink()
+    os.mkfifo(runs / "meta" / "result.json")
+    assert "runs/meta has no result.json" in refused(capsys, 1, runs / "meta")
+    assert command(["show", str(runs)]) == 0 and "left out: " in caplog.text
 
 
 def test_a_seed_that_was_recorded_twice_counts_once(capsys, runs):
@@ -382,6 +454,8 @@ def test_pictures_show_the_numbers(capsys, runs):
     for step in r["steps"]:
         step["top1"] = 100 - step["top1"]
     r["confusion"] = np.eye(10, dtype=int).tolist()
+    r["steps"][-1]["top1"] = r["final"]["top1"] = 100.0
+    r["average_incremental_accuracy"] = np.mean([step["top1"] for step in r["steps"]])
     (other / "result.json").write_text(json.dumps(r))
     shown(capsys, other, "--figures", "other")
     for name in ("accuracy.png", "confusion.png"):

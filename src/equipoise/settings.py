@@ -21,6 +21,10 @@ Kinds = Mapping[type, Callable[[str], type]]
 """for a class that others derive from, such as Method: the class of a name"""
 
 
+PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), type(None): type(None)}
+"""what JSON has for the types of fields that are as simple as that"""
+
+
 def no_flag(default: Any) -> Any:
     """The default of a field that can be set in Python only, and has no flag."""
     return field(default=default, metadata={"flag": False})
@@ -112,6 +116,12 @@ def _value(hint: Any, value: Any, kinds: Kinds) -> Any:
     absent = value is None and type(None) in inside
     if own and not absent and (isinstance(value, Mapping) or inside <= {*own, type(None)}):
         return from_plain(next(iter(own)), value, kinds)
+    if inside <= PLAIN.keys() and not any(isinstance(value, PLAIN[kind]) for kind in inside):
+        raise DataError(f"{value!r:.40} is none of {', '.join(sorted(kind.__name__ for kind in inside))}")
+    if inside <= {int, float} and isinstance(value, bool):
+        raise DataError(f"{value!r} is no number")
+    if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
+        raise DataError(f"{value!r:.40} is none of {', '.join(map(str, typing.get_args(hint)))}")
     return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 

@@ -18,8 +18,8 @@ from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed, Remedy, Standard
 from ..report import figures
 from ..report.terminal import for_output, mean_and_deviation
-from ..runs.folder import Result
 from ..runs.progress import duration
+from ..runs.record import Result
 from ..runs.run import run
 from ..runs.settings import Data, Machine, Options, Protocol, Run
 from .arguments import Demo

@@ -13,8 +13,9 @@ import numpy as np
 from ..data.datasets import COUNTS, SHAPES
 from ..errors import EquipoiseError
 from ..runs.command import command
-from ..runs.folder import Result, check_there, read_result
+from ..runs.folder import check_there
 from ..runs.plan import read_run, resolve
+from ..runs.record import Result, read_results
 from ..runs.settings import Run
 from ..settings import digest, to_plain
 from .cells import METRICS, Cell, Row, Table
@@ -58,8 +59,8 @@ def recorded(folder: Path) -> Records:
     be a timing, or else the first by name."""
     check_there(folder, "one that holds the folders of runs")
     records = Records([], {})
-    for path in sorted(folder.rglob("result.json")):
-        found = Found(path.parent.relative_to(folder).as_posix(), read_result(path.parent))
+    for path, result in read_results(path.parent for path in sorted(folder.rglob("result.json"))).items():
+        found = Found(path.relative_to(folder).as_posix(), result)
         records.found.append(found)
         with contextlib.suppress(EquipoiseError):  # a method or a protocol that is not ours: no cell of the paper
             run = read_run(found.result["run"])

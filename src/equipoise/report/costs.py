@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..data.datasets import SHAPES
 from ..paper import Table
 from ..paper.match import Filled, FilledRow
-from ..runs.folder import Result
+from ..runs.record import Result
 from ..step import plan_for
 from .grid import Grid, Line, Shown
 from .words import computer

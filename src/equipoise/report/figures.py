@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
-from ..runs.folder import Result
+from ..runs.record import Result
 from .series import BY_CLASSES, Figure, Series, make_curve
 
 COLOURS = ("#8c8c8c", "#1f6fb4", "#d9730d", "#2c8a4b", "#8e4fb0", "#b8322a", "#0e8a92", "#a08a00")

@@ -12,7 +12,7 @@ import numpy as np
 from .. import paper
 from ..paper import Cell, Table
 from ..paper.match import Filled, FilledRow
-from ..runs.folder import Result
+from ..runs.record import Result
 from .grid import write_csv
 
 K = TypeVar("K")

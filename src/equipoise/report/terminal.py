@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
-from ..runs.folder import Result, check_there, read_result
+from ..runs.folder import check_there
+from ..runs.record import Result, read_results
 from ..settings import digest, flatten
 from .words import (
     STEPS,
@@ -44,7 +45,7 @@ def load_results(folders: Sequence[Path]) -> list[Result]:
         check_there(folder, "the folder of a run, or one that holds such folders")
         inside = sorted(path.parent for path in folder.rglob("result.json"))
         found |= dict.fromkeys(path.resolve() for path in inside or [folder])
-    return [read_result(path) for path in found]
+    return list(read_results(found).values())
 
 
 def group_results(results: Sequence[Result]) -> list[list[Result]]:

@@ -12,8 +12,8 @@ from .. import methods
 from ..data.datasets import PLANNED, SHAPES
 from ..errors import EquipoiseError
 from ..remedies import REMEDIES
-from ..runs.folder import Result
 from ..runs.plan import read_run
+from ..runs.record import Result
 from ..runs.settings import Machine, Run
 from ..settings import flatten, to_plain
 from ..step import plan_for

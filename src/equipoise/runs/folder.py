@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, who may work in it, and the result that it holds."""
+"""A run's folder: whose it is, who may work in it, and what it holds so far."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ from .. import files
 from ..errors import BusyError, DataError, RunError
 from ..learner import saved
 from ..settings import flatten
+from .record import Result, read_result
 
-Result = dict[str, Any]
-FORMAT = 1
-"""of records; raised when an older version could not read them"""
-PARTS: dict[str, type] = dict.fromkeys(("run", "machine", "versions", "final"), dict)
-PARTS |= dict.fromkeys(("steps", "confusion", "class_order", "alpha"), list)
-"""what every result has, besides numbers"""
 LOG, ERROR, WARNINGS = "log.txt", "error.txt", "warnings.txt"
 """what a worker of a queue writes"""
 FILES = ("run.json", "metrics.jsonl", "result.json", "checkpoint", "model", LOG, ERROR, WARNINGS)
@@ -113,41 +108,3 @@ def last_epoch(folder: Path) -> dict[str, Any] | None:
         if lines:
             return dict(json.loads(lines[-1]))
     return None
-
-
-def read_result(folder: Path) -> Result:
-    """The recorded result of a run's folder."""
-    path = folder / "result.json"
-    if not path.is_file():
-        not_finished = (folder / "run.json").is_file()
-        state = "not finished: run it again" if not_finished else "not a run's folder, nor does it hold any: name one"
-        raise DataError(f"{folder} has no result.json: it is {state}")
-    result: Any = files.read_json(path)
-    if not isinstance(result, dict) or result.get("format") != FORMAT:
-        raise DataError(f"{path} is not a result of this version of equipoise: delete it and run again")
-    if not is_measured(result):
-        raise DataError(f"{path} is not the result of a run: delete it and run again")
-    return result
-
-
-def is_measured(result: Result) -> bool:
-    """Whether all parts are there, with numbers where a result has numbers."""
-    if not all(isinstance(result.get(name), kind) for name, kind in PARTS.items()):
-        return False
-    run, steps, matrix, final = (result[name] for name in ("run", "steps", "confusion", "final"))
-    if not all(isinstance(run.get(part), dict) for part in ("method", "data", "protocol", "recipe")):
-        return False
-    if not steps or not all(isinstance(step, dict) for step in steps):
-        return False
-    if not all(isinstance(row, list) and len(row) == len(matrix) for row in matrix):
-        return False
-    numbers = [result.get("average_incremental_accuracy"), final.get("top1"), *(n for row in matrix for n in row)]
-    numbers += [step.get(name) for step in steps for name in ("classes", "top1", "seconds")]
-    perhaps = [final.get("base"), final.get("new", ""), result.get("forgetting", ""), *result["alpha"]]
-    perhaps += [step.get(name, "") for step in steps for name in ("top5", "base", "new", "latest")]
-    return bool(matrix) and all(map(is_number, [*numbers, *(value for value in perhaps if value is not None)]))
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,8 +17,9 @@ from ..engine.device import resolve_device
 from ..errors import DataError, EquipoiseError, sentence
 from ..settings import digest
 from .command import run_name
-from .folder import Result, check_run_folder, last_epoch, read_result
+from .folder import check_run_folder, last_epoch
 from .plan import prepare, total_images
+from .record import Result, read_result
 from .settings import Machine, Run
 
 Work = Callable[..., Result]

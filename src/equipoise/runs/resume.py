@@ -20,10 +20,10 @@ from ..engine.train import Epoch
 from ..errors import DataError
 from ..learner import Learner, saved
 from .environment import hardware, versions
-from .folder import Result
 from .metrics import confusion_matrix, forgetting, summary
 from .plan import Prepared
 from .progress import Watch, duration, fraction_done
+from .record import Result
 from .settings import Options
 from .shared_steps import SharedSteps
 

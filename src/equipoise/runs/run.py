@@ -7,9 +7,10 @@ from pathlib import Path
 
 from .. import files
 from ..learner import saved
-from .folder import FILES, Result, check_run_folder, claim_run_folder, find_result, locked
+from .folder import FILES, check_run_folder, claim_run_folder, find_result, locked
 from .plan import Prepared, prepare
 from .progress import Watch
+from .record import Result
 from .resume import Attempt
 from .settings import Machine, Options, Run
 from .shared_steps import SharedSteps

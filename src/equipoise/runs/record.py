@@ -1,0 +1,135 @@
+"""A run's record, `result.json`: read, and refused where its numbers do not fit together."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from .. import files, methods
+from ..data.protocol import step_sizes
+from ..errors import DataError, UsageError
+from ..settings import from_plain
+from ..step import Recipe
+from .settings import Data, Protocol
+
+Result = dict[str, Any]
+FORMAT = 1
+"""of records; raised when an older version could not read them"""
+PARTS: dict[str, type] = dict.fromkeys(("run", "machine", "versions", "final"), dict)
+PARTS |= dict.fromkeys(("steps", "confusion", "class_order", "alpha"), list)
+"""what every record has, besides numbers"""
+SETTINGS = {"data": Data, "protocol": Protocol, "recipe": Recipe}
+AVERAGES = {"average_incremental_accuracy": "top1", "average_incremental_accuracy_top5": "top5"}
+FINAL = ("top1", "top5", "base", "new")
+NEVER_NONE = ("average", "final top", "top", "base", "latest", "step", "classes", "seconds")
+NEAR = 1e-6
+"""accuracies that differ by less are equal"""
+
+log = logging.getLogger("equipoise")
+
+
+def read_result(folder: Path) -> Result:
+    """The recorded result of a run's folder."""
+    path = folder / "result.json"
+    if not path.is_file():
+        not_finished = (folder / "run.json").is_file()
+        state = "not finished: run it again" if not_finished else "not a run's folder, nor does it hold any: name one"
+        raise DataError(f"{folder} has no result.json: it is {state}")
+    result: Any = files.read_json(path)
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
+        raise DataError(f"{path} is not a result of this version of equipoise: delete it and run again")
+    if fault := find_fault(result):
+        raise DataError(f"{path} is not the result of a run ({fault}): delete it and run again")
+    return result
+
+
+def read_results(folders: Iterable[Path]) -> dict[Path, Result]:
+    """The results of these folders. One that cannot be read is left out, with a warning, unless none can be."""
+    found: dict[Path, Result] = {}
+    refused: list[DataError] = []
+    for folder in folders:
+        try:
+            found[folder] = read_result(folder)
+        except DataError as error:
+            refused.append(error)
+    if refused and not found:
+        raise refused[0]
+    for one in refused:
+        log.warning("left out: %s", one)
+    return found
+
+
+def find_fault(result: Result) -> str | None:
+    """What is missing in a record, or does not fit together; None if nothing is wrong."""
+    for name, kind in PARTS.items():
+        if not isinstance(result.get(name), kind):
+            return f"it has no {name.replace('_', ' ')}"
+    return find_wrong_setting(result["run"]) or find_wrong_number(result) or find_contradiction(result)
+
+
+def find_wrong_setting(run: dict[str, Any]) -> str | None:
+    """Which setting of a run cannot be. A method and a remedy may be anybody's."""
+    method = run.get("method")
+    remedy = method.get("remedy", method) if isinstance(method, dict) else None
+    while isinstance(method, dict) and isinstance(method.get("host"), dict):
+        method = remedy = method["host"]
+    if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in (method, remedy)):
+        return "it names no method"
+    if not isinstance(run.get("seed"), int) or isinstance(run["seed"], bool):
+        return "its seed is no whole number"
+    try:
+        for name, kind in SETTINGS.items():
+            from_plain(kind, run.get(name), methods.KINDS)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def find_wrong_number(result: Result) -> str | None:
+    """Which number is none, or out of its bounds."""
+    steps, matrix, final = result["steps"], result["confusion"], result["final"]
+    if not steps or not all(isinstance(step, dict) and isinstance(step.get("by_step"), list) for step in steps):
+        return "it has no steps"
+    if not matrix or not all(isinstance(row, list) and len(row) == len(matrix) for row in matrix):
+        return "its confusion matrix is not square"
+    if not all(type(n) is int and n >= 0 for row in matrix for n in row) or not any(map(any, matrix)):
+        return "its confusion matrix does not count images"
+    accuracies = {name: result.get(name) for name in AVERAGES} | {f"final {n}": final.get(n, "") for n in FINAL}
+    others = {"forgetting": result.get("forgetting", "")} | {f"α {t}": a for t, a in enumerate(result["alpha"])}
+    for t, step in enumerate(steps):
+        accuracies |= {f"{name} of step {t}": step.get(name, "") for name in (*FINAL, "latest")}
+        accuracies |= {f"accuracy of step {t} on step {k}": value for k, value in enumerate(step["by_step"])}
+        others |= {f"{name} of step {t}": step.get(name, "") for name in ("step", "classes", "seconds")}
+    wrong = {name: v for name, v in accuracies.items() if not (is_number(v) and -NEAR <= v <= 100 + NEAR)}
+    wrong |= {name: v for name, v in others.items() if not is_number(v)}
+    return next((f"{n} is {v!r:.40}" for n, v in wrong.items() if v is not None or n.startswith(NEVER_NONE)), None)
+
+
+def find_contradiction(result: Result) -> str | None:
+    """Which two numbers contradict each other."""
+    steps, matrix, final, protocol = result["steps"], result["confusion"], result["final"], result["run"]["protocol"]
+    try:
+        sizes = step_sizes(len(result["class_order"]), protocol["base"], protocol["steps"])
+    except UsageError as error:
+        return str(error)
+    last, right, images = steps[-1], sum(row[k] for k, row in enumerate(matrix)), sum(map(sum, matrix))
+    pairs = [(name, result[name], sum(step[top] for step in steps) / len(steps)) for name, top in AVERAGES.items()]
+    pairs += [(f"final {name}", final[name], last[name]) for name in FINAL]
+    pairs += [("accuracy in the confusion matrix", 100 * right / images, last["top1"])]
+    pairs += [("number of steps", len(steps), len(sizes)), ("number of α", len(result["alpha"]), len(sizes))]
+    pairs += [("size of the confusion matrix", len(matrix), sum(sizes))]
+    for t, step in enumerate(steps[: len(sizes)]):
+        pairs += [("step", step["step"], t), (f"number of accuracies of step {t}", len(step["by_step"]), t + 1)]
+        pairs += [(f"number of classes of step {t}", step["classes"], sum(sizes[: t + 1]))]
+    for name, found, expected in pairs:
+        if (found is None) != (expected is None) or (found is not None and abs(found - expected) > NEAR):
+            return f"{name} is {found} where {expected} fits the rest"
+    return None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
