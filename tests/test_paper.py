@@ -235,7 +235,7 @@ def test_each_run_is_wanted_once_and_what_is_recorded_is_not_missing(tmp_path: P
     assert len({(key(r), r.seed) for r in runs}) == len(runs)
     assert {r.data.name for r in runs} == {"cifar100"} and {r.seed for r in runs} == {0, 1}
     one = runs[0]
-    records = recorded_with(tmp_path, {0: 1.0}, one)
+    records = recorded_with(tmp_path, {0: 41.0}, one)
     left = missing(runs, records)
     assert len(left) == len(runs) - 1
     assert [r.seed for r in left if key(r) == key(one)] == [1]
@@ -584,11 +584,11 @@ def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixtur
 def test_a_timing_is_found_beside_a_record_that_reused_a_step(tmp_path: Path) -> None:
     timed = next(row.cells[0].run for row in paper.table("costs").rows)
     assert timed is not None
-    recorded_with(tmp_path / "a", {0: 1.0}, timed)
+    recorded_with(tmp_path / "a", {0: 41.0}, timed)
     (file,) = (tmp_path / "a").rglob("result.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"reused": {"steps": [0]}}))
     assert missing([timed], recorded(tmp_path), alone=True) == [timed]
-    recorded_with(tmp_path / "b", {0: 2.0}, timed)
+    recorded_with(tmp_path / "b", {0: 42.0}, timed)
     assert missing([timed], recorded(tmp_path), alone=True) == []
 
 
