@@ -885,6 +885,7 @@ TYPING_ERRORS = [
     ("run il-baseline", "--last shrot", "--last: 'shrot' is none of 'joined', 'short' (did you mean 'short'?)"),
     ("run il-baseline", "--memory", "--memory needs a value"),
     ("run il-baseline", "--seed --lr 1", "--seed needs a value"),
+    ("run il-baseline", "--remedy --lr 1", "--remedy needs a value"),
     ("run il-baseline", "cifar100", "unexpected word 'cifar100'"),
     ("run il-baseline", "--seed 1 2", "unexpected word '2'"),
     ("run il-baseline", "epochs 3", "unexpected word 'epochs' (did you mean '--epochs'?)"),

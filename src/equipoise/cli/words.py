@@ -20,7 +20,7 @@ def pop_flag(flag: str, argv: Sequence[str]) -> tuple[list[str], str | None]:
     for word in words:
         if word == flag or word.startswith(f"{flag}="):
             value = next(words, "") if word == flag else word.split("=", 1)[1]
-            if not value:
+            if not value or (word == flag and value.startswith("--")):
                 raise UsageError(f"{flag} needs a value")
         else:
             rest.append(word)

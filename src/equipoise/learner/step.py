@@ -173,6 +173,8 @@ def plan_step(state: State, new: int, images: Images, where: Tensor, budget: Bud
     counts = torch.bincount(images.y[where], minlength=sum(sizes)).tolist()
     _, channels, height, width = images.x.shape
     m, keep = budget.share(sum(state.sizes)) if state.sizes else 0, budget.share(sum(sizes))
+    if not keep and budget.share(1):
+        log.warning("memory %s is too small for an image of each of %d classes: it keeps none", budget, sum(sizes))
     return Plan(len(state.sizes), sizes, (channels, height, width), tuple(counts), m, keep, recipe)
 
 
