@@ -885,7 +885,6 @@ TYPING_ERRORS = [
     ("run il-baseline", "--last shrot", "--last: 'shrot' is none of 'joined', 'short' (did you mean 'short'?)"),
     ("run il-baseline", "--memory", "--memory needs a value"),
     ("run il-baseline", "--seed --lr 1", "--seed needs a value"),
-    ("run il-baseline", "--remedy --lr 1", "--remedy needs a value"),
     ("run il-baseline", "cifar100", "unexpected word 'cifar100'"),
     ("run il-baseline", "--seed 1 2", "unexpected word '2'"),
     ("run il-baseline", "epochs 3", "unexpected word 'epochs' (did you mean '--epochs'?)"),
@@ -926,7 +925,8 @@ def test_a_typing_error_is_one_sentence_which_names_the_help(capsys, command_, w
 
 @pytest.mark.parametrize("flag", ["--remedy", "--dataset"])
 def test_a_flag_that_chooses_other_flags_needs_a_value(capsys, flag):
-    assert refused(capsys, 2, "run", "il-baseline", flag) == f"equipoise: {flag} needs a value"
+    for words in ([flag], [flag, "--lr", "1"]):
+        assert refused(capsys, 2, "run", "il-baseline", *words) == f"equipoise: {flag} needs a value"
 
 
 EMPTY = [
