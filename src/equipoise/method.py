@@ -44,6 +44,8 @@ class Method:
     """whether every step begins with a new net, without a teacher"""
     capturable: ClassVar[bool] = True
     """whether a CUDA graph can hold a step of it: False for what svd, eigh or solve is part of"""
+    needs_maps: ClassVar[bool] = False
+    """whether its objective reads the outputs of the backbone's stages"""
     trained: ClassVar[tuple[Group, ...]] = EVERYTHING
     """the weights that are trained in a step"""
     backbones: ClassVar[Mapping[str, Callable[[int], Backbone]]] = {
@@ -281,5 +283,5 @@ HOSTED = (
 """what a method around another leaves to its host, unless it has a way of its own"""
 for _name in HOSTED:
     setattr(Around, _name, _ask_host(_name))
-for _name in ("trained", "fresh", "capturable", "continues", "least_memory", "cost"):
+for _name in ("trained", "fresh", "capturable", "needs_maps", "continues", "least_memory", "cost"):
     setattr(Around, _name, property(attrgetter(f"host.{_name}")))

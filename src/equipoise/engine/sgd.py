@@ -27,12 +27,14 @@ class Trained:
 
 def select(s: Step, stage: Stage) -> list[Trained]:
     """The weights that a stage trains, group by group; all others are frozen."""
+    never = {f"backbone.{name}" for name in s.net.backbone.frozen}
     named = dict(s.net.named_parameters()) | {f"state.{name}": value for name, value in s.state.items()}
     usual = stage.recipe.weight_decay
     rates = [torch.zeros((), device=s.n.device) for _ in stage.groups]
     groups = [Trained({}, g.lr, usual if g.decay is None else g.decay, lr) for g, lr in zip(stage.groups, rates)]
     for name, w in named.items():
-        of = next((k for k, g in enumerate(stage.groups) if any(fnmatchcase(name, p) for p in g.names)), None)
+        groups_of = (k for k, g in enumerate(stage.groups) if any(fnmatchcase(name, p) for p in g.names))
+        of = None if name in never else next(groups_of, None)
         w.requires_grad_(of is not None)
         if of is not None:
             groups[of].weights[name] = w

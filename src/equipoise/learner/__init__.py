@@ -16,8 +16,7 @@ from torch import Tensor
 from .. import files
 from ..data.augment import Crop
 from ..data.images import Images
-from ..data.inputs import Statistics, as_images, as_statistics, check_statistics, image_shape
-from ..data.labels import as_labels
+from ..data.inputs import Statistics, as_statistics, check_statistics
 from ..data.memory import Budget
 from ..engine.cuda_graph import Engine
 from ..engine.device import resolve_device, resolve_engine, resolve_precision, undisturbed
@@ -26,13 +25,14 @@ from ..errors import UsageError, check_choice
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
 from ..nets.backbones import scale
+from ..nets.modules import ModuleSource
 from ..step import Recipe, Shape, Stage, Step, plan_for
 from . import saved
-from .arguments import check_arguments, check_format, check_shape, describe, find_new_classes, read_arguments
+from .arguments import check_arguments, check_backbone, check_format, check_same_source, describe, read_arguments
 from .predictor import Predictor
 from .progress import Progress
 from .state import Live, State, pack, unpack
-from .step import Before, gather, plan_step
+from .step import Before, gather, other_data, plan_step, read_images
 from .words import write_learner
 
 ENTERING = threading.Lock()
@@ -54,6 +54,7 @@ class Learner(Predictor):
         method: Method | None = None,
         memory: int | str | Budget = 20,
         *,
+        backbone: ModuleSource | None = None,
         select: Literal["herding", "random"] = "herding",
         recipe: Recipe | None = None,
         augment: Crop | None = None,
@@ -68,6 +69,9 @@ class Learner(Predictor):
         Args:
             method: how to learn; IL-Baseline with the balanced loss is `ILBaseline(Balanced())`.
             memory: exemplars to keep: 20 of every class, "total:2000" in all, or 0.
+            backbone: a torch module, which is copied, or a function that makes one; None for the method's own. Of
+                normalised images (n, channels, height, width), 32-bit floats, it gives features (n, width), or a pair:
+                those, and a list of stage outputs. All its weights are trained but those that need no gradient.
             select: how exemplars are chosen.
             recipe: how to optimise; None for the method's own recipe for images of that size.
             augment: crop and flip; None for shifts by an eighth and mirroring (tiny images: one pixel, no mirror).
@@ -80,9 +84,11 @@ class Learner(Predictor):
                 eager.
         """
         check_arguments(method, recipe, augment, select, seed)
+        check_backbone(backbone)
         check_statistics(normalise)
         self.method = ILBaseline() if method is None else method
         self.memory = memory
+        self.backbone = backbone
         self.select = select
         self.recipe = recipe
         self.augment = augment
@@ -193,31 +199,15 @@ class Learner(Predictor):
     def _open(self, images: Any, labels: Any) -> tuple[Before, Live]:
         """What the step is made from, and where it stands: at its beginning, or where it was stopped."""
         old = self.state_
-        stays = isinstance(images, Images)
-        if isinstance(images, Images):
-            data, new = images if images.id else replace(images, id=images.fingerprint()), list(labels)
-            check_shape(image_shape(data.x), self._now.shape)
-            if new != list(range(len(old.classes), len(old.classes) + max(len(new), 1 if old.classes else 2))):
-                raise UsageError(f"these images are learned in the order of their labels: next is {len(old.classes)}")
-            where = data.positions(new[0], new[-1] + 1)
-        else:
-            x = as_images(images, copy=True)
-            names = as_labels(labels, len(x))
-            check_shape(image_shape(x), self._now.shape)
-            new = self._now.classes[len(old.classes) :] if self._live else find_new_classes(names, old.classes)
-            index = {name: len(old.classes) + k for k, name in enumerate(new)}
-            if any(name not in index for name in names):
-                raise self._other_data()
-            data = Images(x, torch.tensor([index[name] for name in names])).to(self.device_)
-            where = torch.arange(len(data), device=self.device_)
+        data, new, where = read_images(images, labels, old, self._live, self.device_)
         everything, memory = gather(data, old)
         plan = plan_step(old, len(new), everything, torch.cat([where, memory]), self.budget_, self.recipe)
-        stays &= everything is data
-        before = Before(self.method, old, plan, everything, where, memory, stays, self.seed)
+        stays = isinstance(images, Images) and everything is data
+        before = Before(self.method, old, plan, everything, where, memory, stays, self.seed, self.backbone)
         fingerprint = data.fingerprint(where)
         if self._live is not None:
             if fingerprint != self._live.data:
-                raise self._other_data()
+                raise other_data(old)
             return before, replace(copy.deepcopy(self._live), stages=before.stages)
         if old.sizes:
             self.method.check(self.budget_.share(len(old.classes)))
@@ -233,11 +223,6 @@ class Learner(Predictor):
         engine = self._engines.get(stage.name, self.engine_used_)
         requested = self.engine == engine and stage.name not in self._engines
         return method, s, Conditions(self.seed, self.crop_for(s.shape), self.bf16_, engine, requested)
-
-    def _other_data(self) -> UsageError:
-        return UsageError(
-            f"step {len(self.state_.sizes)} is not finished: call learn with the images and labels it was begun with"
-        )
 
     def own_exemplars(self, images: Images) -> Self:
         """Take over the pixels of exemplars that are positions in these images."""
@@ -266,17 +251,22 @@ class Learner(Predictor):
         saved.save(files.as_folder(path), tensors, {**describe(self), **info, "note": note})
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device | None = None) -> Learner:
+    def load(
+        cls, path: str | Path, device: str | torch.device | None = None, backbone: ModuleSource | None = None
+    ) -> Learner:
         """The learner saved in the folder `path`, on `device` or else where it was, if there is such a device here.
 
-        Never executes code.
+        Never executes code of the folder; a learner with a `backbone` of yours is given that again.
         """
         if device is not None:
             resolve_device(device)
         tensors, info = saved.load(files.as_folder(path))
         with saved.readable(path):
             check_format(info)
-            learner = cls(**read_arguments(info["learner"], device))
+            arguments, own = read_arguments(info["learner"], device), info["learner"]["backbone"]
+        check_same_source(path, own, backbone)
+        with saved.readable(path):
+            learner = cls(**arguments, backbone=backbone)
             with undisturbed(learner.device_):
                 learner._take(tensors, info)
                 learner.check_that_it_answers()
@@ -295,4 +285,4 @@ class Learner(Predictor):
             return info["note"]
 
     def _take(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-        self.state_, self._live = unpack(tensors, info, self.method, self.device_)
+        self.state_, self._live = unpack(tensors, info, self.method, self.device_, self.backbone)

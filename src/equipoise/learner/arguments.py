@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..data.augment import Crop
 from ..engine.device import resolve_device
 from ..errors import DataError, RunError, UsageError, check, check_choice
 from ..method import Method
+from ..nets.modules import ModuleSource
 from ..remedies import Remedy
 from ..settings import from_plain, to_plain
 from ..step import Recipe, Shape
@@ -40,10 +42,31 @@ def check_arguments(method: Method | None, recipe: Recipe | None, augment: Crop 
     check("seed", seed, least=0, whole=True)
 
 
+def check_backbone(backbone: Any) -> None:
+    """Refuse what neither is a module nor makes one."""
+    if backbone is not None and not callable(backbone):
+        raise UsageError(f"backbone must be a torch module or a function that makes one, not {backbone!r}")
+
+
+def check_same_source(path: str | Path, saved: str | None, backbone: ModuleSource | None) -> None:
+    """Refuse to load a learner without the backbone it was made with, or with one where it had none."""
+    check_backbone(backbone)
+    if saved is not None and backbone is None:
+        raise UsageError(f"{path} was learned with a backbone of its own, {saved}: load it with backbone=... as well")
+    if saved is None and backbone is not None:
+        raise UsageError(f"{path} was learned with the method's own backbone: load it without backbone=...")
+
+
+def name_source(backbone: ModuleSource) -> str:
+    """What a backbone of the user's is called."""
+    return getattr(backbone, "__name__", type(backbone).__name__)
+
+
 def describe(learner: Any) -> dict[str, Any]:
     """The arguments of a learner as they are saved, in a format of their own."""
     settings = {name: to_plain(getattr(learner, name)) for name in SAVED}
     settings |= {"memory": str(learner.budget_), "device": str(learner.device)}
+    settings["backbone"] = None if learner.backbone is None else name_source(learner.backbone)
     return {"format": FORMAT, "learner": settings}
 
 

@@ -13,9 +13,10 @@ from ..data.images import Images
 from ..data.labels import as_labels, label_from_plain, label_to_plain
 from ..data.randomness import generator
 from ..engine.train import Position
-from ..errors import DataError, check
+from ..errors import DataError, UsageError, check
 from ..method import Method
 from ..nets import Net
+from ..nets.modules import ModuleBackbone, ModuleSource, make_backbone
 from ..step import Shape, Stages
 
 
@@ -66,12 +67,19 @@ class Live:
         return self.state.net
 
 
-def new_net(method: Method, shape: Shape, mean: Tensor, std: Tensor, gen: torch.Generator) -> Net:
-    """A net of the method for images of that shape, with fresh weights and no classes."""
+def new_net(
+    method: Method, shape: Shape, mean: Tensor, std: Tensor, gen: torch.Generator, source: ModuleSource | None = None
+) -> Net:
+    """A net for images of that shape, with fresh weights and no classes: the method's own, or around a module."""
     # Modules draw their first weights from the global generator; it is left as it was.
     with torch.random.fork_rng(devices=[]):
-        backbone = method.backbone(shape)
+        backbone = method.backbone(shape) if source is None else make_backbone(source, shape, gen)
         head = method.head(backbone.width)
+    if method.needs_maps and isinstance(backbone, ModuleBackbone) and not backbone.gives_maps:
+        raise UsageError(
+            f"{method.name} compares the outputs of stages, and the backbone gives features only: let it return "
+            "(features, [stage outputs]), or take another method"
+        )
     backbone.initialise(gen)
     return Net(backbone, head, mean, std)
 
@@ -108,15 +116,15 @@ def pack(state: State, live: Live | None) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def unpack(
-    tensors: dict[str, Tensor], info: dict[str, Any], method: Method, device: torch.device
+    tensors: dict[str, Tensor], info: dict[str, Any], method: Method, device: torch.device, source: ModuleSource | None
 ) -> tuple[State, Live | None]:
     """The inverse of `pack`, on a device."""
     tensors = {k: v.to(device) for k, v in tensors.items()}
-    state = _unpack("", info["state"], tensors, method, device)
+    state = _unpack("", info["state"], tensors, method, device, source)
     if "live" not in info:
         return state, None
     plain = info["live"]
-    coming = _unpack("live.", plain["state"], tensors, method, device)
+    coming = _unpack("live.", plain["state"], tensors, method, device, source)
     live = Live(coming, Position(), plain["data"], tensors.get("live.chosen"), tensors.get("live.pixels"))
     # Copied into tensors like the weights, so that both are laid out in memory alike.
     like = dict(live.net.named_parameters()) | {f"state.{k}": v for k, v in coming.extra.items()}
@@ -126,7 +134,7 @@ def unpack(
         check(name, plain[name], least=0, whole=True)
     live.at = Position(plain["stage"], plain["epoch"], float(plain["seconds"]), momentum)
     if weights := _under("teacher.", tensors):
-        live.teacher = _net(weights, len(coming.classes), coming.shape, method, device)
+        live.teacher = _net(weights, len(coming.classes), coming.shape, method, device, source)
     return state, live
 
 
@@ -144,8 +152,9 @@ def _pack(prefix: str, state: State, tensors: dict[str, Tensor]) -> dict[str, An
 
 
 def _unpack(
-    prefix: str, plain: dict[str, Any], tensors: dict[str, Tensor], method: Method, device: torch.device
-) -> State:
+    prefix: str, plain: dict[str, Any], tensors: dict[str, Tensor], method: Method, device: torch.device,
+    source: ModuleSource | None,
+) -> State:  # fmt: skip
     if plain["sizes"] == [] == plain["classes"]:
         return State()
     check_state(plain, finished=not prefix)
@@ -154,7 +163,7 @@ def _unpack(
     classes = as_labels([label_from_plain(c) for c in plain["classes"]], len(plain["classes"]))
     if len(set(classes)) < len(classes):
         raise DataError("two classes have the same label")
-    net = _net(_under(f"{prefix}net.", tensors), len(classes), shape, method, device)
+    net = _net(_under(f"{prefix}net.", tensors), len(classes), shape, method, device, source)
     exemplars = Images(tensors["memory.x"], tensors["memory.y"]) if "memory.x" in tensors else None
     if exemplars is not None and (exemplars.x.shape[1:] != shape or not is_memory(exemplars.y, len(classes))):
         raise DataError("its exemplars are not images of its classes")
@@ -183,15 +192,28 @@ def is_memory(y: Tensor, classes: int) -> bool:
     return whole and (not len(y) or (int(y.min()) >= 0 and int(y.max()) < classes))
 
 
-def _net(weights: dict[str, Tensor], classes: int, shape: Shape | None, method: Method, device: torch.device) -> Net:
+def _net(
+    weights: dict[str, Tensor], classes: int, shape: Shape | None, method: Method, device: torch.device,
+    source: ModuleSource | None,
+) -> Net:  # fmt: skip
     """A frozen net with these weights."""
     if shape is None:
         raise ValueError("a net has a shape of images")
-    net = new_net(method, shape, weights["mean"], weights["std"], generator(0))
+    net = new_net(method, shape, weights["mean"], weights["std"], generator(0), source)
+    check_weights(weights, net)
     net.head.widen(classes, generator(0))
     net = place(net, device)
     net.load_state_dict(weights)
     return net.eval().requires_grad_(False)
+
+
+def check_weights(weights: dict[str, Tensor], net: Net) -> None:
+    """Refuse the weights of another backbone than that of the net."""
+    own = {f"backbone.{name}": value.shape for name, value in net.backbone.state_dict().items()}
+    found = {name: value.shape for name, value in weights.items() if name.startswith("backbone.")}
+    for name in sorted(own.keys() | found.keys()):
+        if own.get(name) != found.get(name):
+            raise DataError(f"its backbone is not the one that was given: they differ in {name}")
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,12 +7,15 @@ import logging
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..data import memory
 from ..data.images import Images, channel_statistics, join
+from ..data.inputs import as_images, image_shape
+from ..data.labels import as_labels
 from ..data.memory import Budget
 from ..data.randomness import generator
 from ..engine.predict import View, features
@@ -22,7 +25,9 @@ from ..errors import UsageError
 from ..method import Method
 from ..nets import Net
 from ..nets.heads import RowsHead
+from ..nets.modules import ModuleSource
 from ..step import Plan, Recipe, Stage, Stages, Step
+from .arguments import check_shape, find_new_classes
 from .state import Live, State, new_net, place
 
 log = logging.getLogger("equipoise")
@@ -45,6 +50,8 @@ class Before:
     stays: bool
     """whether the caller keeps the images, so that exemplars may remain positions in them"""
     seed: int
+    source: ModuleSource | None
+    """of the backbone, where it is not the method's"""
 
     @property
     def stages(self) -> Stages:
@@ -80,7 +87,7 @@ class Before:
         if old.net is None or method.fresh:
             if old.net is not None:
                 statistics, rows = (old.net.mean.clone(), old.net.std.clone()), self.plan.N
-            net = new_net(method, self.plan.shape, *statistics, generator(self.seed, t, "weights"))
+            net = new_net(method, self.plan.shape, *statistics, generator(self.seed, t, "weights"), self.source)
             place(net, images.x.device)
         else:
             net = copy.deepcopy(old.net)
@@ -176,6 +183,36 @@ def plan_step(state: State, new: int, images: Images, where: Tensor, budget: Bud
     if not keep and budget.share(1):
         log.warning("memory %s is too small for an image of each of %d classes: it keeps none", budget, sum(sizes))
     return Plan(len(state.sizes), sizes, (channels, height, width), tuple(counts), m, keep, recipe)
+
+
+def read_images(
+    images: Any, labels: Any, old: State, live: Live | None, device: torch.device
+) -> tuple[Images, list[Hashable], Tensor]:
+    """A step's images on the device, its new classes, and where its own images are among them.
+
+    `old` is what was known before it; `live` is where it was stopped, if it was begun.
+    """
+    known, shape = len(old.classes), (live.state if live else old).shape
+    if isinstance(images, Images):
+        data, new = images if images.id else replace(images, id=images.fingerprint()), list(labels)
+        check_shape(image_shape(data.x), shape)
+        if new != list(range(known, known + max(len(new), 1 if known else 2))):
+            raise UsageError(f"these images are learned in the order of their labels: next is {known}")
+        return data, new, data.positions(new[0], new[-1] + 1)
+    x = as_images(images, copy=True)
+    names = as_labels(labels, len(x))
+    check_shape(image_shape(x), shape)
+    new = live.state.classes[known:] if live else find_new_classes(names, old.classes)
+    index = {name: known + k for k, name in enumerate(new)}
+    if any(name not in index for name in names):
+        raise other_data(old)
+    data = Images(x, torch.tensor([index[name] for name in names])).to(device)
+    return data, new, torch.arange(len(data), device=device)
+
+
+def other_data(old: State) -> UsageError:
+    """That a step goes on with other images than those it was begun with."""
+    return UsageError(f"step {len(old.sizes)} is not finished: call learn with the images and labels it was begun with")
 
 
 def embed(images: Images, net: Net, where: Tensor, view: View | None = None) -> Tensor:

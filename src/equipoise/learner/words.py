@@ -6,6 +6,8 @@ import inspect
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from .arguments import name_source
+
 if TYPE_CHECKING:
     from . import Learner
 
@@ -19,7 +21,9 @@ def write_learner(learner: Learner) -> str:
     settings = [write_value(learner.method), f"memory={budget if budget.isdecimal() else repr(budget)}"]
     for name, parameter in inspect.signature(type(learner)).parameters.items():
         value = getattr(learner, name, parameter.default)
-        if name not in ("method", "memory", "device") and value != parameter.default:
+        if name == "backbone" and value is not None:
+            settings.append(f"backbone={name_source(value)}")
+        elif name not in ("method", "memory", "device") and value != parameter.default:
             settings.append(f"{name}={write_value(value)}")
     return f"{type(learner).__name__}({', '.join(settings)}, device={str(learner.device_)!r})\n{write_state(learner)}"
 

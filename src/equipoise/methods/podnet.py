@@ -31,6 +31,7 @@ class PODNet(Method):
 
     cost: ClassVar[float] = 102_100 / 80_500
     trained = NEW_ROWS
+    needs_maps = True
     backbones: ClassVar = {"tiny": SmallNet, "small": PODNetResNet32, "large": PODNetResNet18}
     # The original's code takes the cosine an epoch late (`--schedule cosine-late`).
     recipes: ClassVar = {

@@ -23,6 +23,8 @@ class Backbone(nn.Module):
     """of the embedding"""
     stages: nn.ModuleList
     """one after the other; the embedding is the mean over the pixels of the last one's output"""
+    frozen: frozenset[str] = frozenset()
+    """names of parameters that no stage trains"""
 
     def stem(self, x: Tensor) -> Tensor:
         """What comes before the first stage: nothing, if a net does not say."""
