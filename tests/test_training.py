@@ -592,7 +592,7 @@ def test_short_batches_go_on_after_a_stop() -> None:
 
 def test_divergence_is_said() -> None:
     s = base_step(torch.float32)
-    with pytest.raises(RunError, match="lower --lr"):
+    with pytest.raises(RunError, match=r"lower Recipe\(lr=\.\.\.\)"):
         train(ILBaseline(), s, replace(RECIPE, lr=1e30), Crop(1))
 
 
