@@ -416,6 +416,14 @@ def rows(text):
     return [line.split() for line in text.splitlines() if re.match(r" *\d+  ", line)]
 
 
+def test_joint_training_keeps_everything_unless_told_otherwise():
+    assert parsed("joint").run.protocol.memory == "all"
+    assert parsed("joint", "--memory", "5").run.protocol.memory == "5"
+    assert parsed("lucir").run.protocol.memory == "20"
+    with pytest.raises(UsageError, match="needs all images, and here the memory keeps 20: use --memory all"):
+        command(["run", "joint", "--dataset", "digits", "--memory", "20"])
+
+
 @pytest.mark.parametrize("memory", ["5", "total:40", "0"])
 @pytest.mark.parametrize("remedy", sorted(REMEDIES))
 def test_every_remedy_with_every_memory(capsys, remedy, memory):

@@ -237,7 +237,7 @@ def test_joint_training_begins_anew_on_everything() -> None:
     assert first is not None and net is not None and learner.exemplars_ is not None
     assert len(learner.exemplars_.y) == 120 and torch.equal(net.mean, first.mean)
     assert (learner.predict(x) == y.numpy()).mean() > 0.95
-    with pytest.raises(UsageError, match="joint needs all images, and here the memory keeps 20: raise --memory"):
+    with pytest.raises(UsageError, match="joint needs all images, and here the memory keeps 20: use --memory all"):
         Learner(Joint(), memory=20)
     with pytest.raises(UsageError, match="all images of all classes are balanced"):
         Learner(Joint(Balanced()), memory="all")

@@ -234,7 +234,10 @@ class Method:
         needed = max(self.least_memory, self.remedy.least_memory)
         if (least := min(shares, default=needed)) < needed:
             name = self.name if self.least_memory >= needed else f"remedy {self.remedy.name}"
-            many = "all images" if needed == memory.EVERYTHING else f"at least {needed} image(s) of every old class"
+            if needed == memory.EVERYTHING:
+                words = f"{name} needs all images, and here the memory keeps {least}"
+                raise UsageError(f'{words}: use --memory all, in Python memory="all"')
+            many = f"at least {needed} image(s) of every old class"
             raise UsageError(f"{name} needs {many}, and here the memory keeps {least}: raise --memory")
 
 

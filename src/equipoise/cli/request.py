@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from .. import methods
 from ..data.datasets import PLANNED, SHAPES
+from ..data.memory import EVERYTHING
 from ..errors import UsageError, unknown
 from ..method import Method
 from ..remedies import REMEDIES, Remedy
@@ -103,7 +104,8 @@ def default_request(kind: type[R], method: type[Method], remedy: str | None, dat
     shapes = SHAPES | PLANNED
     data = Data() if dataset is None else Data(dataset)
     recipe = chosen.recipe(plan_for(shapes.get(data.name, shapes[Data().name])))
-    return kind(run=Run(chosen, data, recipe=recipe))
+    protocol = Protocol(memory="all") if chosen.least_memory == EVERYTHING else Protocol()
+    return kind(run=Run(chosen, data, protocol, recipe))
 
 
 def syntax_of(found: Sequence[Flag], start: Request, verb: str) -> Syntax:
