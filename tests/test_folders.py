@@ -262,6 +262,57 @@ def test_a_model_of_others_in_our_folder_is_refused_before_training(
     assert "run/model holds learner.json" in refused(capsys, *words)
 
 
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "result.json"])
+def test_a_folder_in_place_of_a_file_is_refused_before_training(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    words = ["run", *BRIEF, "--out", "run", "--store", "none"]
+    assert command(words) == 0
+    Path("run/result.json").unlink()
+    Path("run", name).unlink(missing_ok=True)
+    Path("run", name).mkdir()
+    monkeypatch.setattr(Learner, "learn", lambda *_, **__: pytest.fail("it is trained"))
+    assert f"run/{name} is a folder, where a file is to be written" in refused(capsys, *words)
+
+
+def test_a_file_in_place_of_the_model_is_refused_before_training(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    words = ["run", *BRIEF, "--out", "run", "--store", "none"]
+    assert command(words) == 0
+    Path("run/result.json").unlink()
+    shutil.rmtree("run/model")
+    Path("run/model").write_text("mine")
+    monkeypatch.setattr(Learner, "learn", lambda *_, **__: pytest.fail("it is trained"))
+    assert "run/model is a file, where a folder is to be written" in refused(capsys, *words)
+    assert Path("run/model").read_text() == "mine"
+
+
+def test_a_model_that_is_gone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", *BRIEF, "--out", "run", "--store", "none"]
+    assert command(words) == 0 and "its model is not" not in capsys.readouterr().out
+    shutil.rmtree("run/model")
+    assert command(words) == 0 and "its model is not in run/model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("settings", [None, 3, "x", []])
+def test_settings_of_a_wrong_kind_are_refused(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", *BRIEF, "--out", "run", "--store", "none"]
+    assert command(words) == 0
+    Path("run/result.json").unlink()
+    Path("run/model").rename("run/checkpoint")
+    assert command(words) == 1
+    said = capsys.readouterr().err
+    assert "run/checkpoint is not a learner that this version can read: no run saved it" in said
+    recorded = json.loads(Path("run/run.json").read_text())
+    Path("run/run.json").write_text(json.dumps({**recorded, "run": settings}))
+    assert command(words) == 1 and "run/run.json is not the settings of a run" in capsys.readouterr().err
+
+
+def test_a_nul_in_a_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "has a NUL in it" in refused(capsys, "run", *BRIEF, "--out", "a\0b")
+
+
 def test_a_record_by_itself_is_returned_and_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", *BRIEF, "--store", "none"]
     assert command([*words, "--out", "run"]) == 0

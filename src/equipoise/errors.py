@@ -123,6 +123,8 @@ def sentence(error: BaseException, lower: str = "--batch") -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return "a file became larger than is allowed here (see ulimit -f): allow more, and the same command goes on"
     if isinstance(error, PermissionError):
         return f"no permission to use {error.filename}: choose another --out, --store or --data"
     if isinstance(error, OSError) and error.filename:

@@ -77,6 +77,7 @@ class Lease:
 def write_file(path: Path, data: bytes) -> None:
     """Write all of a file or nothing of it: under another name first, then renamed. A full disk leaves no trace."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_no_folder(path)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}{PARTIAL}")
     try:
         with partial.open("wb") as f:
@@ -87,6 +88,12 @@ def write_file(path: Path, data: bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def check_no_folder(path: Path) -> None:
+    """Refuse a folder where a file is to be written."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, where a file is to be written: move it, or choose another folder")
 
 
 def whole_name(path: Path) -> str | None:
@@ -145,8 +152,9 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def as_folder(path: str | Path) -> Path:
     """The path of a folder; an empty one would mean the working directory, by mistake."""
-    if path == "":
-        raise UsageError(f"the path of the folder is empty: {REMEDY}")
+    if path == "" or "\0" in str(path):
+        state = "has a NUL in it" if path else "is empty"
+        raise UsageError(f"the path of the folder {state}: {REMEDY}")
     return Path(path)
 
 

@@ -37,3 +37,5 @@ def run_verb(argv: list[str]) -> None:
         watch.close()
     print_result(result, for_output())
     print(f"recorded in {out / 'result.json'}")
+    if not (out / "model" / INFO).is_file():
+        print(f"its model is not in {out / 'model'}: to train it again, choose another --out")

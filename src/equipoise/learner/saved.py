@@ -102,6 +102,8 @@ def name_tensors(digest: str) -> str:
 
 def check_saved(folder: Path) -> str | None:
     """The tensor file of the learner that a folder holds, None if it holds none; refused if its JSON is not ours."""
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file, where a folder is to be written: move it, or choose another folder")
     name = find_tensors(folder)
     if name is None and os.path.lexists(folder / INFO):
         raise UsageError(f"{folder} holds {INFO}, which is no saved learner of equipoise: save into another folder")

@@ -69,7 +69,8 @@ def find_result(folder: Path, settings: Mapping[str, Any]) -> Result | None:
         return found
     if path.is_file() and (folder / "checkpoint" / saved.INFO).is_file():
         recorded = files.read_json(path)
-        if not isinstance(recorded, dict) or not {"run", "machine", "class_order"} <= recorded.keys():
+        parts = [recorded.get(name) for name in ("run", "machine")] if isinstance(recorded, dict) else [None]
+        if not all(isinstance(part, dict) for part in parts) or "class_order" not in recorded:
             raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
         check_same(folder, recorded, settings, computes=True)
     return None
@@ -91,7 +92,8 @@ def check_same(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str,
     words = [explain(k.removeprefix("run."), there.get(k), here.get(k)) for k in differ]
     words += [explain(k, recorded["machine"].get(k), settings["machine"][k]) for k in machine]
     if words:
-        raise RunError(f"{folder} belongs to a run with other settings: {', '.join(words)}; choose another --out")
+        some = ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
+        raise RunError(f"{folder} belongs to a run with other settings: {some}; choose another --out")
 
 
 def explain(name: str, there: Any, here: Any) -> str:

@@ -31,10 +31,12 @@ OVERHEAD = ("preparing", "evaluating", "saving")
 """what takes time besides training, and is noted for every step: compiling and recording, measuring, and the files"""
 
 
-def check_key(key: str, note: dict[str, Any]) -> None:
-    """Refuse a shared step whose note names another key than its folder does."""
-    if note["key"] != key:
-        raise DataError(f"it is another step, {note['key']}")
+def check_note(note: Any, key: str | None = None) -> None:
+    """Refuse what no run saved, and a shared step of another key, wherever it was found."""
+    if not isinstance(note, dict) or not all(isinstance(note.get(name), list) for name in ("records", "lines")):
+        raise DataError("no run saved it")
+    if key is not None and note.get("key") != key:
+        raise DataError(f"it is another step, {note.get('key')}")
 
 
 class Attempt:
@@ -66,8 +68,8 @@ class Attempt:
     def recall(self) -> None:
         """Go back to the last checkpoint, if there is one."""
         if (self.folder / "checkpoint" / saved.INFO).is_file():  # not so when the first one was cut off
-            note = self.learner.restore(self.folder / "checkpoint")
-            self.records, self.lines, self.reused = note["records"], note["lines"], note["reused"]
+            note = self.learner.restore(self.folder / "checkpoint", check_note)
+            self.records, self.lines, self.reused = note["records"], note["lines"], note.get("reused")
         self.rewrite_metrics()
         self.watch.begin(self.work)
         self.watch.before(self.lines, self.records)
@@ -119,7 +121,7 @@ class Attempt:
             if not shared.has(key):
                 continue
             try:
-                note = self.learner.restore(shared.entry(key), partial(check_key, key))
+                note = self.learner.restore(shared.entry(key), partial(check_note, key=key))
             except DataError as error:
                 why = str(error).split(": delete")[0]  # which is done here
                 self.watch.say(f"computing a shared step again: {why}")

@@ -80,3 +80,4 @@ def clean(folder: Path) -> None:
     for inside in (folder / "checkpoint", folder / "model"):
         saved.remove_leftovers(inside)
     saved.check_saved(folder / "model")
+    files.check_no_folder(folder / "result.json")
