@@ -179,21 +179,72 @@ def test_all_that_can_be_changed_in_a_method_is_in_the_document() -> None:
     assert not lacking
 
 
-def test_the_readmes_library_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_library_lines_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they are pasted: they bring their data."""
     monkeypatch.chdir(tmp_path)
-    (x, y), (more_x, more_y) = part(0, 5), part(5, 7)
-    scope: dict[str, Any] = {
-        "images": x.numpy(),
-        "labels": y.numpy(),
-        "more_images": more_x.numpy(),
-        "more_labels": more_y.numpy(),
-    }
+    scope: dict[str, Any] = {}
     text = blocks(ROOT / "README.md")[0]
-    assert "Learner(" in text
     exec(compile(text, "README.md", "exec", dont_inherit=True), scope)
-    loaded = scope["Learner"].load("model")
-    assert loaded.classes_ == list(range(7))
-    assert (loaded.predict(more_x) == scope["learner"].predict(more_x)).all()
+    shown, score = capsys.readouterr().out, scope["learner"].score(scope["images"], scope["labels"])
+    assert "10 classes in 2 steps" in shown and score > 0.8
+    loaded = Learner.load("model")
+    assert loaded.classes_ == list(range(10)) and loaded.score(scope["images"], scope["labels"]) == score
+
+
+def test_the_advice_on_remedies_is_from_the_tables() -> None:
+    """Each number that the sentences name is in a table of README, and the better one is the larger."""
+    text = (ROOT / "README.md").read_text()
+    advice = re.search(r"\*\*Which remedy to take\.\*\*.*?\n\n", text, re.S)
+    assert advice is not None
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+
+    def cell(row: str, number: str) -> bool:
+        return any(line.startswith(row) and number in line for line in rows)
+
+    for row, number in (
+        ("| 5 | Balanced", "80.60"), ("| 5 | Standard", "39.97"), ("| 5 | Meta", "80.05"), ("| 0 | Balanced", "94.39"),
+        ("| 0 | Balanced", "0.00"), ("| 0 | Balanced", "67.34"), ("| 0 | Relaxed", "14.76"), ("| 0 | Relaxed", "60.79"),
+        ("| IL-Baseline, Meta", "64.34"), ("| IL-Baseline, Balanced", "62.52"), ("| LUCIR, Relaxed", "59.45"),
+        ("| LUCIR, Balanced", "55.63"),
+    ):  # fmt: skip
+        assert number in advice[0] and cell(row, number), (row, number)
+    assert set(re.findall(r"\d+\.\d\d", advice[0])) == {
+        "80.60", "39.97", "80.05", "64.34", "62.52", "59.45", "55.63", "94.39", "0.00", "67.34", "14.76", "60.79"
+    }  # fmt: skip
+
+
+def test_the_tutorial_runs_and_says_what_comes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Block after block, in one Python. What is printed is compared without its numbers, which differ by machine."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    text = (ROOT / "docs/tutorial.md").read_text()
+    scope: dict[str, Any] = {}
+    printed = []
+    for block in blocks(ROOT / "docs/tutorial.md"):
+        exec(compile(block, "tutorial.md", "exec", dont_inherit=True), scope)
+        printed.append(capsys.readouterr().out)
+    printed = [out for out in printed if out]
+
+    def words(out: str) -> list[str]:
+        return re.findall(r"[a-zA-Z_']+", out.replace("cuda", "cpu"))
+
+    shown = re.findall(r"```text\n(.*?)```", text, re.S)
+    assert len(shown) == len(printed) == 7
+    assert [words(out) for out in shown] == [words(out) for out in printed]
+
+    # What the text says of them.
+    table = [[float(x) for x in re.findall(r"([\d.]+)%", line)] for line in printed[3].splitlines()]
+    standard, balanced, raised, _, standard_0, balanced_0, relaxed_0 = table
+    assert standard[1] < 10 and standard_0[1] < 10, "Standard forgets the first classes"
+    assert balanced[0] > standard[0] + 30 and balanced[1] > 80, "Balanced keeps them"
+    assert raised[2] > balanced[2] + 10, "a larger α learns more of the new ones"
+    assert relaxed_0[2] > balanced_0[2] + 5, "so does Relaxed without memory"
+    counts = np.array([[int(n) for n in re.findall(r"\d+", row)] for row in printed[2].splitlines()])
+    assert counts.shape == (10, 10) and counts[:5].diagonal().sum() > 0.9 * counts[:5].sum()
+    assert counts[9, :8].sum() > counts[9, 9], "most nines are taken for older classes"
 
 
 def test_the_readme_names_the_two_commands_and_pictures_that_exist() -> None:
