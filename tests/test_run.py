@@ -1232,6 +1232,11 @@ def brief(method: Method) -> Run:
     return Run(method, Data("digits"), Protocol(8, 1, memory="2"), RECIPE)
 
 
+def test_whole_numbers_in_fields_for_floats_change_no_key() -> None:
+    assert keys_of(brief(ILBaseline(Balanced(1), T=2))) == keys_of(brief(ILBaseline(Balanced(1.0), T=2.0)))
+    assert keys_of(brief(ILBaseline(Balanced(1)))) != keys_of(brief(ILBaseline(Balanced(2))))
+
+
 def test_methods_from_outside_do_not_share_what_they_compute(tmp_path: Path) -> None:
     """Two of one name with other code, and one whose code was edited: each computes its own states."""
     store = SharedSteps(tmp_path / "store")

@@ -69,11 +69,13 @@ def name_class(cls: Any, known: Iterable[Any], what: str) -> None:
 def to_plain(value: Any) -> Any:
     """A value as JSON has it: a dataclass by its fields, all of them, with its name where it has one.
 
-    What JSON cannot hold is there in words.
+    Equal values are written alike: 1 in a field for a float is 1.0. What JSON cannot hold is there in words.
     """
     if is_dataclass(value) and not isinstance(value, type):
         name = {"name": value.name} if "name" not in field_names(type(value)) and hasattr(value, "name") else {}
-        return name | {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+        own = {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+        floats = [f.name for f in fields(value) if f.type in ("float", float) and type(own[f.name]) is int]
+        return name | own | {one: float(own[one]) for one in floats}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)):
