@@ -44,7 +44,7 @@ __all__ = [
     "LossRescaling", "MemoryOversampling", "Meta", "Method", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy",
     "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
 ]  # fmt: skip
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _METHODS = ("bic", "bounds", "il_baseline", "lucir", "ncm", "podnet", "slda", "ss_il")
 _HOMES = (
