@@ -90,10 +90,11 @@ def confusions(panels: Sequence[tuple[str, Result]], path: Path) -> Path:
 
 
 def draw_matrices(panels: Sequence[tuple[str, Result]]) -> plt.Figure:
-    """The confusion matrix after the last step for each result: rows are true classes, in learning order."""
+    """The confusion matrix after the last step for each result, in one scale: rows are true classes, as learned."""
+    most = max(max(map(max, result["confusion"])) for _, result in panels)
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    size = (3.3 * columns, 3.5 * rows)
+    size = (3.3 * columns + 0.6, 3.5 * rows)
     figure, axes = plt.subplots(
         rows, columns, figsize=size, squeeze=False, layout="constrained", sharex=True, sharey=True
     )
@@ -102,7 +103,7 @@ def draw_matrices(panels: Sequence[tuple[str, Result]]) -> plt.Figure:
     for axis, (name, result) in zip(axes.flat, panels):
         axis.set_visible(True)
         counts, base = np.log1p(np.array(result["confusion"])), result["run"]["protocol"]["base"]
-        axis.imshow(counts, cmap="magma", interpolation="nearest")
+        image = axis.imshow(counts, cmap="magma", interpolation="nearest", vmin=0, vmax=math.log1p(most))
         if len(counts) <= 20:
             axis.set_xticks(range(len(counts)), result["class_order"])
             axis.set_yticks(range(len(counts)), result["class_order"])
@@ -114,6 +115,9 @@ def draw_matrices(panels: Sequence[tuple[str, Result]]) -> plt.Figure:
         axis.set_xlabel("predicted")
     for axis in axes[:, 0]:
         axis.set_ylabel("true class, in learning order")
+    ticks = [n for n in (0, 1, 3, 10, 30, 100, 300, 1000) if n <= most]
+    bar = figure.colorbar(image, ax=axes, ticks=np.log1p(ticks), label="images", aspect=40, shrink=0.6)
+    bar.ax.set_yticklabels(map(str, ticks))
     return figure
 
 
