@@ -1,10 +1,25 @@
 """What tests share: one thread (on a small shared machine two are several times slower), and a place of their own."""
 
+import multiprocessing
+
 import matplotlib
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Processes that would be spawned are forked from one that has imported what takes two seconds to import.
+
+    Not for tests of the environment of a worker: these have that of the process they are forked from.
+    """
+    context, get_context = multiprocessing.get_context("forkserver"), multiprocessing.get_context
+    context.set_forkserver_preload(["sklearn.datasets", "equipoise.runs.run", "equipoise.cli.speed"])
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda method=None: context if method == "spawn" else get_context(method)
+    )
 
 
 @pytest.fixture

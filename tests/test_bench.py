@@ -79,6 +79,7 @@ def test_a_row_with_a_teacher_is_a_step_after_the_base_step() -> None:
     )
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
     assert command(["bench", "--images", "32", "--batch", "16", "--packed", "2", "--out", str(out)]) == 0

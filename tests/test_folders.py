@@ -118,6 +118,7 @@ def test_a_lock_with_words_in_it_is_not_ours(capsys: pytest.CaptureFixture[str])
     assert "mine holds .lock" in refused(capsys, "run", *BRIEF, "--out", "mine")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_queue_refuses_the_folder_of_any_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_queue_refuses_the_folder_of_any_job(
     assert refused(capsys, *words).startswith(f"{folder} holds error.txt, which")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_worker_is_not_begun_in_a_folder_of_others() -> None:
     before = write("mine/log.txt", "mine/error.txt", "mine/warnings.txt")
     recipe = Recipe(epochs=1, batch=32)

@@ -245,7 +245,7 @@ def test_each_run_is_wanted_once_and_what_is_recorded_is_not_missing(tmp_path: P
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "cache" / "store"))
     return tmp_path

@@ -1171,6 +1171,9 @@ def test_the_work_of_a_run_is_what_it_trains_on(name: str, tmp_path: Path, monke
 # Recorded: what a wrong sign would break
 
 
+trained_once = pytest.mark.xdist_group("recorded")
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], float]:
     """Average incremental accuracy on digits, 5 classes and then 5 times one, 10 epochs a step."""
@@ -1188,11 +1191,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     }
 
 
+@trained_once
 def test_balanced_beats_standard_with_a_small_memory(recorded: dict[tuple[str, str], float]) -> None:
     assert recorded["balanced", "5"] >= recorded["standard", "5"] + 15
     assert recorded["balanced", "5"] > 65
 
 
+@trained_once
 def test_balanced_and_relaxed_beat_standard_without_memory(recorded: dict[tuple[str, str], float]) -> None:
     assert recorded["balanced", "0"] > recorded["standard", "0"] + 5
     assert recorded["relaxed", "0"] > recorded["standard", "0"] + 5

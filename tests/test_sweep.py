@@ -63,6 +63,7 @@ def hold(folder: str, key: str, ready: Any) -> None:
         time.sleep(60)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_claim_keeps_others_waiting_until_its_holder_is_gone(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
@@ -82,6 +83,7 @@ def test_a_claim_keeps_others_waiting_until_its_holder_is_gone(tmp_path: Path) -
     holder.join()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_queue_gives_what_single_runs_give(tmp_path: Path) -> None:
     runs = [small(Standard()), small(Balanced()), small(Meta())]
     jobs = [job_of(one, tmp_path / str(i)) for i, one in enumerate(runs)]
@@ -97,6 +99,7 @@ def test_a_queue_gives_what_single_runs_give(tmp_path: Path) -> None:
     assert sorted(r is None for r in reused) == [False, False, True]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -> None:
     bad = small(recipe=Recipe(epochs=2, lr=1e9, batch=32))
     jobs = [job_of(bad, tmp_path / "bad"), job_of(small(), tmp_path / "good")]
@@ -105,6 +108,7 @@ def test_a_failing_run_harms_no_other_and_is_not_tried_in_vain(tmp_path: Path) -
     assert jobs[1].result is not None and jobs[1].failure is None
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = ["good", "file", "file/below", "full", "closed"]
     (tmp_path / "file").touch()
@@ -132,6 +136,7 @@ def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch
     assert (file.failure or "").startswith(f"{tmp_path / 'file'} is a file, not a folder: name")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
     job = job_of(small(recipe=Recipe(epochs=12, lr=0.05, batch=32)), tmp_path / "a")
     killed: list[int] = []
@@ -238,6 +243,7 @@ def at_work(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_that_another_is_at_work_at_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +281,7 @@ def test_a_run_that_another_is_at_work_at_is_waited_for(
     assert said == [f"{job.folder}: another process is at work there; waiting for it" for job in jobs[:3]], "once"
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_queues_over_the_same_runs_end_with_all_results(tmp_path: Path) -> None:
     queues = [[job_of(small(seed=seed), tmp_path / str(seed), str(seed)) for seed in (0, 1)] for _ in range(2)]
     on = Local(workers=1, options=Options(store=tmp_path / "store"))
@@ -290,6 +297,7 @@ def test_two_queues_over_the_same_runs_end_with_all_results(tmp_path: Path) -> N
     assert not list(tmp_path.glob("*/error.txt"))
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "result.json").write_text("{")
@@ -346,6 +354,7 @@ def dying(run: Run, out: Path, *more: Any) -> None:
     (out / "result.json").write_text("{}")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_that_dies_is_taken_up_again_before_others_are_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +376,7 @@ def warning(run: Run, out: Path, *more: Any) -> None:
     logging.getLogger("equipoise").warning("a word of %s", out.name)
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_workers_warn_of_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     map(warning, [job_of(small(), tmp_path / name) for name in "ab"], Local(workers=1))  # type: ignore[arg-type]
     assert caplog.text.count("training cannot be fused here") == 1
@@ -392,6 +402,7 @@ class FailingGPU(ILBaseline):
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_a_gpu_says_is_put_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_gpu.py").write_text(FAILING)
     monkeypatch.syspath_prepend(tmp_path)  # workers have it too
@@ -410,6 +421,7 @@ def test_what_a_gpu_says_is_put_in_a_sentence(tmp_path: Path, monkeypatch: pytes
         assert "Traceback" in (job.folder / "log.txt").read_text()  # for whoever wants more
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_same_run_twice_is_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -424,6 +436,7 @@ def test_the_same_run_twice_is_one_run(
     assert "--store is one for all runs" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     jobs = [job_of(small(), tmp_path / "a")]
     map(run, jobs, Local(workers=1))
@@ -432,6 +445,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert again[0].tries == 0 and again[0].result == jobs[0].result
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_command_expands_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -554,6 +568,7 @@ def noting(run: Run, out: Path, machine: Machine, options: Options, watch: Watch
         raise UsageError("it cannot be")
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_watch_of_a_worker_is_closed_however_that_ends(tmp_path: Path) -> None:
     jobs = [job_of(small(), tmp_path / name) for name in ("good", "bad")]
     map(noting, jobs, Local(workers=2))  # type: ignore[arg-type]
@@ -602,6 +617,7 @@ def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
     assert next_job([b], [], on) is b  # whoever computed it is gone
 
 
+@pytest.mark.usefixtures("forked")
 def test_runs_come_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

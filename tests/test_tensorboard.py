@@ -105,6 +105,7 @@ def test_fine_tuning_has_scalars_of_its_own(here: Path, monkeypatch: pytest.Monk
     assert len(seen(here / "a").Scalars("refit/loss")) == 4
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_queue_writes_it_for_every_run(here: Path) -> None:
     words = ["sweep", *WORDS, "--seed", "0,1", "--workers", "1", "--out", "runs", "--store", "none", "--tensorboard"]
     assert command(words) == 0
