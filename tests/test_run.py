@@ -726,48 +726,32 @@ def test_a_shared_step_without_its_key_is_not_used(note: Any, tmp_path: Path) ->
 # What the key of a shared step is made of
 
 KEYS = """
-import json
-from equipoise import LUCIR, Balanced, ILBaseline, Recipe
-from equipoise.runs.plan import prepare
-from equipoise.runs.settings import Data, Machine, Protocol, Run
+import importlib, json, os, sys
+import torch, sklearn.datasets  # which take long, and once is enough
 
 def keys(method):
+    from equipoise import Recipe
+    from equipoise.runs.plan import prepare
+    from equipoise.runs.settings import Data, Machine, Protocol, Run
     run = Run(method, Data("digits"), Protocol(8, 1, memory="2"), Recipe(epochs=1))
     return prepare(run, Machine("cpu")).step_keys()
 
-print(json.dumps({m.name + m.remedy.name: keys(m) for m in (LUCIR(), ILBaseline(), ILBaseline(Balanced()))}))
+def print_keys(source):
+    sys.path.insert(0, source)
+    from equipoise import LUCIR, Balanced, ILBaseline, __file__ as here
+    assert here.startswith(source)
+    print(json.dumps({m.name + m.remedy.name: keys(m) for m in (LUCIR(), ILBaseline(), ILBaseline(Balanced()))}))
+
+for source in sys.argv[1:]:
+    assert "equipoise" not in sys.modules
+    if os.fork() == 0:
+        print_keys(source)
+        sys.exit()
+    assert os.wait()[1] == 0
 """
-
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's source, at a place of its own."""
-    folder = tmp_path_factory.mktemp("source")
-    leave_out = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(equipoise.__file__).parent, folder / "equipoise", ignore=leave_out)
-    return folder / "equipoise"
-
-
-def keys_by(source: Path) -> dict[str, list[str]]:
-    """The keys of runs, by the code at this place."""
-    done = subprocess.run(
-        [sys.executable, "-c", KEYS],
-        env={**os.environ, "PYTHONPATH": str(source.parent), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        cwd=source.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    keys: dict[str, list[str]] = json.loads(done.stdout)
-    return keys
-
-
-@pytest.fixture(scope="module")
-def by_the_source(copied: Path) -> dict[str, list[str]]:
-    keys = keys_by(copied)
-    assert all(key for of_run in keys.values() for key in of_run)
-    assert keys["il-baselinestandard"][0] == keys["il-baselinebalanced"][0] != keys["lucirstandard"][0]
-    return keys
+SOURCES = ["engine/train", "losses", "step", "learner/step", "data/images", "nets/heads"]
+"""files whose code computes"""
+Keys = dict[str, list[str]]
 
 
 def comment(path: Path) -> None:
@@ -775,38 +759,60 @@ def comment(path: Path) -> None:
         f.write("# One more comment.\n")
 
 
-def test_what_computes_nothing_leaves_shared_steps_alone(
-    copied: Path, by_the_source: dict[str, list[str]], tmp_path: Path
-) -> None:
-    source = shutil.copytree(copied, tmp_path / "equipoise")
-    (source / "methods" / "zzz.py").write_text(OUTSIDE.format(sign="").replace("mine", "zzz"))
-    changed = [source / f"{name}.py" for name in ("runs/queue", "runs/workers", "files", "__main__")]
-    rooms = [path for room in ("cli", "report", "paper") for path in sorted((source / room).glob("*.py"))]
-    assert len(rooms) > 6
-    for path in changed + rooms:
-        comment(path)
-    assert keys_by(source) == by_the_source
+@pytest.fixture(scope="module")
+def keys_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Keys]:
+    """The keys of runs by the package's source as it is, with a comment more in a file, or with one that computes
+    nothing changed."""
+    folder = tmp_path_factory.mktemp("source")
+    names = ["as it is", "nothing", "methods/lucir", *SOURCES]
+    sources = {name: folder / name.replace("/", "-") for name in names}
+    for name, source in sources.items():
+        leave_out = shutil.ignore_patterns("__pycache__")
+        package = shutil.copytree(Path(equipoise.__file__).parent, source / "equipoise", ignore=leave_out)
+        if name == "nothing":
+            (package / "methods" / "zzz.py").write_text(OUTSIDE.format(sign="").replace("mine", "zzz"))
+            changed = [package / f"{name}.py" for name in ("runs/queue", "runs/workers", "files", "__main__")]
+            rooms = [path for room in ("cli", "report", "paper") for path in sorted((package / room).glob("*.py"))]
+            assert len(rooms) > 6
+            for path in changed + rooms:
+                comment(path)
+        elif name != "as it is":
+            comment(package / f"{name}.py")
+    done = subprocess.run(
+        [sys.executable, "-c", KEYS, *map(str, sources.values())],
+        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    keys: dict[str, Keys] = dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
+    plain = keys["as it is"]
+    assert all(key for of_run in plain.values() for key in of_run)
+    assert plain["il-baselinestandard"][0] == plain["il-baselinebalanced"][0] != plain["lucirstandard"][0]
+    return keys
 
 
-@pytest.mark.parametrize("name", ["engine/train", "losses", "step", "learner/step", "data/images", "nets/heads"])
-def test_what_computes_changes_all_keys(
-    name: str, copied: Path, by_the_source: dict[str, list[str]], tmp_path: Path
-) -> None:
-    source = shutil.copytree(copied, tmp_path / "equipoise")
-    comment(source / f"{name}.py")
-    keys = keys_by(source)
-    for of, before in by_the_source.items():
-        assert not set(keys[of]) & set(before), of
+with_keys = pytest.mark.xdist_group("keys")  # all in one process: they are computed once
 
 
-def test_the_file_of_a_method_changes_its_own_keys(
-    copied: Path, by_the_source: dict[str, list[str]], tmp_path: Path
-) -> None:
-    source = shutil.copytree(copied, tmp_path / "equipoise")
-    comment(source / "methods" / "lucir.py")
-    keys = keys_by(source)
-    assert not set(keys.pop("lucirstandard")) & set(by_the_source["lucirstandard"])
-    assert keys == {of: before for of, before in by_the_source.items() if of != "lucirstandard"}
+@with_keys
+def test_what_computes_nothing_leaves_shared_steps_alone(keys_by: dict[str, Keys]) -> None:
+    assert keys_by["nothing"] == keys_by["as it is"]
+
+
+@with_keys
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_computes_changes_all_keys(name: str, keys_by: dict[str, Keys]) -> None:
+    for of, before in keys_by["as it is"].items():
+        assert not set(keys_by[name][of]) & set(before), of
+
+
+@with_keys
+def test_the_file_of_a_method_changes_its_own_keys(keys_by: dict[str, Keys]) -> None:
+    keys, before = dict(keys_by["methods/lucir"]), dict(keys_by["as it is"])
+    assert not set(keys.pop("lucirstandard")) & set(before.pop("lucirstandard"))
+    assert keys == before
 
 
 # The record, read back

@@ -13,6 +13,7 @@ from PIL import Image
 
 from equipoise import methods
 from equipoise.cli import command
+from equipoise.paper.match import recorded as read_records
 from equipoise.settings import to_plain
 from equipoise.step import plan_for
 
@@ -315,11 +316,20 @@ def test_a_corrupt_result_is_named(capsys, caplog, runs, text):
 def test_a_result_with_no_numbers_where_numbers_belong_is_named(capsys, caplog, runs, damage):
     (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | damage))
     assert "runs/meta/result.json is not the result of a run (" in refused(capsys, 1, runs / "meta")
-    for words in (["show", str(runs)], ["report", str(runs), "--out", "of-the-others"]):
+    for read in (lambda: command(["show", str(runs)]), lambda: read_records(runs)):  # the latter for a report
         caplog.clear()
-        assert command(words) == 0
+        read()
         (message,) = caplog.messages
         assert message.startswith("left out: ") and "runs/meta/result.json is not the result of a run (" in message
+
+
+def test_a_report_is_made_of_the_others_where_a_result_is_damaged(caplog, runs):
+    (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | {"steps": 5}))
+    assert command(["report", str(runs), "--out", "of-the-others"]) == 0
+    (message,) = caplog.messages
+    assert message.startswith("left out: ") and "runs/meta/result.json is not the result of a run (" in message
+    page = Path("of-the-others/index.html").read_text()
+    assert "balanced-0" in page and "runs/meta" not in page
 
 
 @pytest.mark.parametrize(
