@@ -23,7 +23,7 @@ import torch
 import triton.testing
 
 from equipoise.engine.kernels import triton as K
-from equipoise.engine.kernels.tiles import at_a_time, cdiv
+from equipoise.engine.kernels.tiles import cdiv, count_at_a_time
 
 SIDES = {16: 32, 32: 16, 64: 8}
 KINDS = ("conv", "input", "strided", "weight", "normalise", "backward")
@@ -49,7 +49,7 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
         found.append((name, lambda: kernel[grid](*args, **more)))
 
     if kind in ("conv", "input"):
-        step = at_a_time(c, 3)
+        step = count_at_a_time(c, 3)
         for tile, tall, wide, warps, ahead in itertools.product((64, 128, 256), (1, 2), (1, 2), (4, 8), (1, 3)):
             patch = tall * wide
             if not 16 <= tile * patch * c // (32 * warps) <= 64:
@@ -72,7 +72,7 @@ def candidates(kind: str, c: int, batch: int) -> list[tuple[str, Callable[[], An
         for tile, warps, ahead in itertools.product((128, 256, 512), (4, 8), (1, 3)):
             name, grid = f"{tile} pixels, {warps} warps, {ahead} ahead", (cdiv(pixels, tile), 1)
             args = (dy, w, dys, ws, z, g, x, y, y, z, sums, sums, pixels, side, side, c, 2 * c, 2)
-            tiles = {"BM": tile // 4, "BN": 4 * c, "BK": at_a_time(2 * c, 3), "AHEAD": ahead, "num_warps": warps}
+            tiles = {"BM": tile // 4, "BN": 4 * c, "BK": count_at_a_time(2 * c, 3), "AHEAD": ahead, "num_warps": warps}
             add(name, K.input_gradient, grid, args, **flags, **tiles)
     elif kind == "weight":
         wide = {16: 64, 32: 128, 64: 64}[c]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from equipoise import ILBaseline, Learner, Recipe
-from equipoise.cli.speed import synthetic
-from equipoise.engine.device import working_on
+from equipoise.cli.speed import make_images
+from equipoise.engine.device import use_device
 
 
 def speed(answer: Callable[[Tensor], Tensor], x: Tensor) -> float:
@@ -30,14 +30,14 @@ def speed(answer: Callable[[Tensor], Tensor], x: Tensor) -> float:
 def main() -> None:
     """Measure and print."""
     cuda = torch.cuda.is_available()
-    images = synthetic(10_000 if cuda else 200)
+    images = make_images(10_000 if cuda else 200)
     learner = Learner(ILBaseline(), memory=0, recipe=Recipe(epochs=1))
     learner.learn(images.x[:128], images.y[:128])
     net = learner.state_.net
     assert net is not None
 
     def as_they_lie(x: Tensor) -> Tensor:
-        with torch.no_grad(), working_on(learner.device_, tuned=False):
+        with torch.no_grad(), use_device(learner.device_, tuned=False):
             return torch.cat([net(part).z for part in torch.split(x, 1000)])
 
     x = images.x.to(learner.device_)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from equipoise.cli.speed import Row, Setting, Stretch, combine, measure, our_loop
+from equipoise.cli.speed import Row, Setting, Stretch, combine, measure, run_our_loop
 from equipoise.engine import train
-from equipoise.runs.mps import multi_process_service
+from equipoise.runs.mps import run_mps
 
 
 def in_threads(row: Row, on: Setting) -> float:
@@ -34,7 +34,7 @@ def in_threads(row: Row, on: Setting) -> float:
     def one(_: int) -> Stretch:
         turn.acquire()
         with torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext():
-            return our_loop(row, on, start)
+            return run_our_loop(row, on, start)
 
     train.prepare = in_turn
     try:
@@ -54,7 +54,7 @@ def main() -> None:
     rows = [Row(engine, teacher, k) for teacher in (False, True) for k in args.packed or packed]
     on = Setting(device, device.type == "cuda", images, 128)
     threads = {row: in_threads(row, on) for row in rows}
-    with multi_process_service():
+    with run_mps():
         for row in rows:
             processes = measure(row, on)
             words = f"{row}{', teacher' if row.teacher else ''}"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import files, methods
-from equipoise.runs.plan import plan_steps, read_run, sizes_of
+from equipoise.runs.plan import compute_sizes, plan_steps, read_run
 from equipoise.runs.record import FORMAT, find_fault
 from equipoise.runs.settings import Data, Protocol, Run
-from equipoise.settings import field_names, to_plain
+from equipoise.settings import list_fields, to_plain
 from equipoise.step import Finetune, Recipe
 
 SHAPE, COUNTS = (3, 32, 32), (500,) * 100
@@ -30,9 +30,9 @@ def remedy_of(old: dict[str, Any]) -> dict[str, Any]:
     name = old["mitigation"] if old["mitigation"] != "none" else loss["name"]
     if old["mitigation"] != "none" and loss["name"] != "standard":
         raise SystemExit(f"{name} with the loss {loss['name']} is no remedy")
-    kind = methods.remedy_named(name)
+    kind = methods.find_remedy(name)
     known = {RENAMED.get(key, key): value for key, value in (old | loss).items()}
-    own = {key: known[key] for key in field_names(kind) if key in known}
+    own = {key: known[key] for key in list_fields(kind) if key in known}
     return to_plain(kind()) | own
 
 
@@ -41,7 +41,7 @@ def method_of(old: dict[str, Any]) -> dict[str, Any]:
     for name, value in old.items():
         if name.startswith("refit_") and value is not None:
             raise SystemExit(f"no record was known to have its own {name}")
-    default = to_plain(methods.named(old["name"])())
+    default = to_plain(methods.find_method(old["name"])())
     own = {key: value for key, value in old.items() if key in default and key not in ("finetune", "remedy")}
     if old.get("finetune") not in (None, old["name"] == "podnet"):
         raise SystemExit(f"no record of {old['name']} was known to be without its default fine-tuning")
@@ -69,7 +69,7 @@ def check_refit(run: Run, refit: dict[str, Any] | None) -> None:
 def stages_of(run: Run) -> list[dict[str, Any]]:
     """The trainings of each step; a step that is trained like the one before is left out."""
     stages: list[dict[str, Any]] = []
-    for plan in plan_steps(run, sizes_of(run, len(COUNTS)), COUNTS, SHAPE):
+    for plan in plan_steps(run, compute_sizes(run, len(COUNTS)), COUNTS, SHAPE):
         now = [stage if isinstance(stage, str) else to_plain(stage) for stage in run.method.stages(plan)]
         if not stages or stages[-1]["stages"] != now:
             stages.append({"from": plan.t, "stages": now})
@@ -79,7 +79,7 @@ def stages_of(run: Run) -> list[dict[str, Any]]:
 def migrated(old: dict[str, Any]) -> dict[str, Any]:
     """The record in format 1."""
     flat, full, hardware = old["run"], old["in_full"], dict(old["hardware"])
-    protocol = {name: flat[name] for name in field_names(Protocol)}
+    protocol = {name: flat[name] for name in list_fields(Protocol)}
     data = {"validation": flat["validation"], "brightness": full["augment"]["brightness"]}
     plain = {
         "method": method_of(full["method"]),

@@ -35,12 +35,12 @@ SHORT = Finetune(3, 0.05, batch=16, batch_norm="train")
 
 def cases(device: str) -> dict[str, Run]:
     """Every method with its own fine-tuning, and the first of them with every remedy; on a GPU those with stages."""
-    made = {name: kind() for name, kind in methods.built_in().items()}
+    made = {name: kind() for name, kind in methods.find_built_in().items()}
     for name, method in made.items():
         if hasattr(method, "finetune"):
             made[name] = replace(method, finetune=SHORT)
-    made |= {f"il-baseline {name}": methods.named("il-baseline")(kind()) for name, kind in REMEDIES.items()}
-    made["il-baseline balanced-finetuning"] = methods.named("il-baseline")(BalancedFinetuning(SHORT))
+    made |= {f"il-baseline {name}": methods.find_method("il-baseline")(kind()) for name, kind in REMEDIES.items()}
+    made["il-baseline balanced-finetuning"] = methods.find_method("il-baseline")(BalancedFinetuning(SHORT))
     if device != "cuda":
         protocol, recipe = Protocol(4, 2, memory="20"), Recipe(4, 0.05, batch=32)
         every = Protocol(4, 2, memory="all")

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from equipoise.data.datasets import COUNTS, SHAPES
-from equipoise.data.protocol import step_sizes
+from equipoise.data.protocol import split_classes
 from equipoise.runs.plan import resolve
 from equipoise.runs.settings import Run
 from equipoise.settings import to_plain
@@ -20,7 +20,7 @@ def make_record(run: Run, average: float, final: float, base: float, new: float)
     """
     classes = len(COUNTS[run.data.name])
     settings = json.loads(json.dumps(to_plain(resolve(run, classes, SHAPES[run.data.name]))))
-    sizes = step_sizes(classes, settings["protocol"]["base"], settings["protocol"]["steps"])
+    sizes = split_classes(classes, settings["protocol"]["base"], settings["protocol"]["steps"])
     before = (average * len(sizes) - final) / (len(sizes) - 1)  # in all steps but the last
     steps = []
     for t in range(len(sizes)):

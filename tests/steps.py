@@ -15,8 +15,8 @@ from torch import Tensor
 
 from equipoise import Crop, Method, Recipe, Remedy, Stage, Standard, Step
 from equipoise.data.images import Images
-from equipoise.engine.predict import features
-from equipoise.engine.train import Conditions, Epoch, Position, Tell, fit
+from equipoise.engine.predict import compute_features
+from equipoise.engine.train import Callbacks, Conditions, Epoch, Position, fit
 from equipoise.nets import Net
 
 NOTHING = Images(torch.empty(0, 1, 8, 8, dtype=torch.uint8), torch.empty(0, dtype=torch.long))
@@ -58,7 +58,7 @@ def make_step(
 
 
 def embed(images: Images, net: Net, where: Tensor, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    return features(net, images.x, where, view)
+    return compute_features(net, images.x, where, view)
 
 
 def train(
@@ -83,7 +83,7 @@ def train(
             on_epoch(epoch)
 
     made: Any = Stage(**{"name": "train", "recipe": recipe, "groups": method.trained, **stage})
-    fit(method, s, made, at or Position(), Conditions(seed, crop, bf16, engine), Tell(tell))
+    fit(method, s, made, at or Position(), Conditions(seed, crop, bf16, engine), Callbacks(tell))
     return told
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.cli.speed import (
     PerImage,
     Row,
@@ -16,10 +16,10 @@ from equipoise.cli.speed import (
     Stretch,
     combine,
     count_work,
-    our_loop,
-    rows_for,
-    step_of,
-    synthetic,
+    list_rows,
+    make_images,
+    make_step,
+    run_our_loop,
 )
 from equipoise.methods.il_baseline import ILBaseline
 from equipoise.remedies import Balanced
@@ -38,7 +38,7 @@ def test_flops_are_those_of_resnet_32_counted_by_hand() -> None:
 
 
 def test_the_peers_data_set_crops_mirrors_and_normalises() -> None:
-    images = synthetic(4)
+    images = make_images(4)
     torch.manual_seed(0)
     seen = torch.stack([PerImage(images)[1][0] for _ in range(50)])
     assert seen.shape == (50, 3, 32, 32)
@@ -47,7 +47,7 @@ def test_the_peers_data_set_crops_mirrors_and_normalises() -> None:
 
 
 def test_rows_on_a_gpu_have_every_engine_and_packing() -> None:
-    rows = rows_for(torch.device("cuda"), (2, 4))
+    rows = list_rows(torch.device("cuda"), (2, 4))
     assert [str(r) for r in rows if not r.teacher] == [
         "DataLoader, PIL, eager, fp32",
         "ours, eager",
@@ -62,15 +62,15 @@ def test_rows_on_a_gpu_have_every_engine_and_packing() -> None:
 
 def test_runs_at_once_are_counted_from_the_first_to_the_last() -> None:
     assert combine([Stretch(600, 10.0, 14.0), Stretch(600, 11.0, 16.0)]) == 200.0
-    found = our_loop(Row("eager", False), Setting(torch.device("cpu"), False, 40, 16))
+    found = run_our_loop(Row("eager", False), Setting(torch.device("cpu"), False, 40, 16))
     # Batches of 16 from a stream of epochs of 40: two or three in each, five in the last two.
     assert found.images == 80 and found.ended > found.began
 
 
 def test_a_row_with_a_teacher_is_a_step_after_the_base_step() -> None:
-    data = synthetic(300)
+    data = make_images(300)
     method = ILBaseline(Balanced())
-    with_teacher, without = (step_of(method, data, taught) for taught in (True, False))
+    with_teacher, without = (make_step(method, data, taught) for taught in (True, False))
     assert (with_teacher.t, with_teacher.n_old, with_teacher.N) == (1, 50, 60)
     assert (without.t, without.n_old, without.N, without.teacher) == (0, 0, 60, None)
     assert with_teacher.teacher is not None and len(with_teacher.teacher.head.weight) == 50
@@ -82,7 +82,7 @@ def test_a_row_with_a_teacher_is_a_step_after_the_base_step() -> None:
 @pytest.mark.usefixtures("forked")
 def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
-    assert command(["bench", "--images", "32", "--batch", "16", "--packed", "2", "--out", str(out)]) == 0
+    assert run_command(["bench", "--images", "32", "--batch", "16", "--packed", "2", "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     said = capsys.readouterr().out
     assert [r["packed"] for r in record["rows"]] == [1, 1, 2] * 2
@@ -91,8 +91,8 @@ def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.Capture
         assert f"{row['images_per_second']:,.0f}" in said
     assert record["rows"][0]["ratio"] == record["rows"][3]["ratio"] == 1
     assert record["hardware"]["cpu"] and record["versions"]["torch"] == torch.__version__
-    assert command(["bench", "--images", "8", "--batch", "16"]) == 2
+    assert run_command(["bench", "--images", "8", "--batch", "16"]) == 2
     assert "images must be a whole number of 32 or more" in capsys.readouterr().err
     for where, code in ((tmp_path, 2), (out / "record.json", 1)):  # a folder; and a file where a folder is needed
-        assert command(["bench", "--images", "32", "--batch", "16", "--out", str(where)]) == code
+        assert run_command(["bench", "--images", "32", "--batch", "16", "--out", str(where)]) == code
         assert capsys.readouterr().out == "", "said before anything is measured"

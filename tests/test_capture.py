@@ -24,7 +24,7 @@ from equipoise.data.randomness import generator
 from equipoise.engine import cuda_graph as capture_module
 from equipoise.engine import train as loop
 from equipoise.engine.cuda_graph import Engine, UnfitError, prepare
-from equipoise.engine.device import working_on
+from equipoise.engine.device import use_device
 from equipoise.engine.gpu import Streams
 from equipoise.engine.stand_ins import explain_unfit, has_kernels
 from equipoise.engine.train import Conditions, Position, fit
@@ -49,7 +49,7 @@ def recorded(
 
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_module, "capture", recorded)
+    monkeypatch.setattr(capture_module, "capture_step", recorded)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_recorded_is_said_once_and_done_all_the_same(
     def refuse(*_: Any) -> Callable[[], None]:
         raise RuntimeError("no such driver\nand a page of details")
 
-    monkeypatch.setattr(capture_module, "capture", refuse)
+    monkeypatch.setattr(capture_module, "capture_step", refuse)
     made: list[str] = []
 
     def make(engine: Engine) -> list[Callable[[], None]]:
@@ -166,7 +166,7 @@ def test_a_full_gpu_is_no_reason_for_a_simpler_engine(
     def refuse(*_: Any) -> Callable[[], None]:
         raise error
 
-    monkeypatch.setattr(capture_module, "capture", refuse)
+    monkeypatch.setattr(capture_module, "capture_step", refuse)
     with caplog.at_level(logging.WARNING, "equipoise"), pytest.raises(type(error), match="memory"):
         prepare("compiled", lambda engine: [lambda: None], [])
     assert not caplog.records
@@ -212,7 +212,7 @@ def test_what_cannot_be_captured_is_trained_eagerly(like_a_gpu: None, monkeypatc
     class Solving(ILBaseline):
         capturable = False
 
-    monkeypatch.setattr(capture_module, "capture", lambda *_: pytest.fail("it says that it cannot be captured"))
+    monkeypatch.setattr(capture_module, "capture_step", lambda *_: pytest.fail("it says that it cannot be captured"))
     assert trained(Solving(), "captured")[1] == "eager"
 
 
@@ -223,7 +223,7 @@ def test_generators_are_recorded_where_gradients_have_noise(like_a_gpu: None, mo
         given.append(generators)
         return recorded(step, state)
 
-    monkeypatch.setattr(capture_module, "capture", note)
+    monkeypatch.setattr(capture_module, "capture_step", note)
     trained(ILBaseline(), "captured")
     trained(ILBaseline(), "captured", gradient_noise=0.1)
     assert [len(one) for one in given] == [0, 1]
@@ -263,7 +263,7 @@ def test_fine_tuning_that_our_kernels_cannot_do_is_said_once(
             raise UnfitError("batch norms are frozen")
         return None, None
 
-    monkeypatch.setattr(loop, "stand_ins", stand_ins)
+    monkeypatch.setattr(loop, "replace_features", stand_ins)
     learner = Learner(PODNet(finetune=TUNED), 4, recipe=Recipe(epochs=1), device="cpu")
     learner.engine = learner.engine_ = "fused"
     with caplog.at_level(logging.WARNING, "equipoise"):
@@ -289,14 +289,14 @@ def test_a_full_gpu_is_not_taken_for_one_that_cannot_record(monkeypatch: pytest.
     def full(*_: Any) -> Callable[[], None]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(capture_module, "capture", full)
+    monkeypatch.setattr(capture_module, "capture_step", full)
     with pytest.raises(torch.OutOfMemoryError):
         prepare("captured", lambda engine: [lambda: None], [])
 
 
 def test_a_cpu_is_worked_on_as_it_is() -> None:
     before = torch.backends.cudnn.benchmark
-    with working_on(torch.device("cpu")):
+    with use_device(torch.device("cpu")):
         assert torch.backends.cudnn.benchmark == before
 
 

@@ -41,7 +41,7 @@ from equipoise import (
     paper,
 )
 from equipoise.__main__ import main
-from equipoise.cli import VERBS, command
+from equipoise.cli import VERBS, run_command
 from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import COUNTS, SHAPES
 from equipoise.errors import UsageError
@@ -51,7 +51,7 @@ from equipoise.runs import command as commands
 from equipoise.runs.plan import resolve
 from equipoise.runs.progress import LiveWatch, PlainWatch, Watch
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
-from equipoise.runs.shared_steps import default_store
+from equipoise.runs.shared_steps import find_default_store
 from equipoise.settings import to_plain
 from equipoise.step import plan_for
 
@@ -68,7 +68,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 def straight(tmp_path_factory):
     """What an undisturbed run of SHORT measures."""
     folder = tmp_path_factory.mktemp("straight")
-    assert command([*SHORT, "--store", "none", "--out", str(folder)]) == 0
+    assert run_command([*SHORT, "--store", "none", "--out", str(folder)]) == 0
     return measured(folder)
 
 
@@ -96,7 +96,7 @@ def contents(folder="run"):
 def done(capsys, *words):
     """The command succeeds; what it printed."""
     capsys.readouterr()
-    code = command([str(w) for w in words])
+    code = run_command([str(w) for w in words])
     said = capsys.readouterr()
     assert code == 0, said.err
     assert "Traceback" not in said.err
@@ -106,7 +106,7 @@ def done(capsys, *words):
 def refused(capsys, code, *words):
     """The command fails with this code and exactly one sentence; the sentence."""
     capsys.readouterr()
-    assert command([str(w) for w in words]) == code
+    assert run_command([str(w) for w in words]) == code
     said = capsys.readouterr()
     assert said.out == ""
     lines = [line for line in said.err.splitlines() if not re.match(r"step \d|steps \d", line)]  # progress before it
@@ -147,7 +147,7 @@ def forbid_training(monkeypatch):
 
 
 def test_no_words_print_the_usage_and_are_an_error(capsys):
-    assert command([]) == 2
+    assert run_command([]) == 2
     out = capsys.readouterr().out
     assert out.startswith("usage: equipoise VERB")
     assert all(f"\n  {verb} " in out for verb in ("run", "show", "demo"))
@@ -232,7 +232,7 @@ def test_help_of_run_lists_every_setting_with_its_default(capsys, dataset, own):
 
 COMBINATIONS = [
     (name, remedy)
-    for name, kind in methods.built_in().items()
+    for name, kind in methods.find_built_in().items()
     for remedy in REMEDIES
     if kind.remedies is None or remedy in (*kind.remedies, "standard")
 ]
@@ -245,9 +245,9 @@ def test_a_run_has_at_most_40_flags_all_of_its_own_method_and_remedy(capsys, met
     assert len({name.removeprefix("no-") for name in flags}) <= 40
     of_remedy = {f.name.replace("_", "-") for f in dataclasses.fields(REMEDIES[remedy]) if f.name != "finetune"}
     others = {f.name.replace("_", "-") for kind in REMEDIES.values() for f in dataclasses.fields(kind)}
-    others -= {f.name.replace("_", "-") for kind in methods.built_in().values() for f in dataclasses.fields(kind)}
+    others -= {f.name.replace("_", "-") for kind in methods.find_built_in().values() for f in dataclasses.fields(kind)}
     assert of_remedy <= flags and not (others - of_remedy - {"finetune"}) & flags
-    own = methods.named(method)()
+    own = methods.find_method(method)()
     finetunes = remedy == "balanced-finetuning" or (own.finetuning() and REMEDIES[remedy].keeps_finetuning)
     shown = {"finetune-epochs", "finetune-lr", "finetune-batch", "finetune-weight-decay"}
     assert {name for name in flags if name.startswith("finetune")} == (shown if finetunes else set())
@@ -279,7 +279,7 @@ def parsed(*words):
 def assert_round_trip(run, machine=None):
     """What is printed for a run is that run again, when it is parsed."""
     machine = machine or Machine()
-    words = shlex.split(commands.command(run, machine))
+    words = shlex.split(commands.write_command(run, machine))
     assert words[:2] == ["equipoise", "run"]
     again = parsed(*words[2:])
     assert again.machine == machine
@@ -296,11 +296,11 @@ def runs_of(tables):
 
 
 def test_the_command_of_each_run_of_the_papers_tables_is_that_run():
-    runs = runs_of(paper.tables())
+    runs = runs_of(paper.make_tables())
     assert len(runs) > 150 and {run.data.name for run in runs} == {"cifar100", "imagenet", "imagenet-subset"}
     for run in runs:
         assert_round_trip(run)
-    for run in runs_of([paper.rehearsed(table) for table in paper.tables()]):
+    for run in runs_of([paper.rehearse_on_digits(table) for table in paper.make_tables()]):
         assert_round_trip(run)
 
 
@@ -322,7 +322,7 @@ def changed(value):
 
 @pytest.mark.parametrize(("method", "remedy"), COMBINATIONS)
 def test_the_command_of_each_method_with_each_remedy_is_that_run(method, remedy):
-    kind = methods.named(method)
+    kind = methods.find_method(method)
     for one in (kind().with_remedy(REMEDIES[remedy]()), changed(kind()).with_remedy(changed(REMEDIES[remedy]()))):
         assert_round_trip(Run(one, Data("digits"), Protocol(memory="total:40"), seed=3))
     recipe = dataclasses.replace(
@@ -345,7 +345,7 @@ def test_the_fine_tuning_of_a_command():
 def test_flags_become_the_run(tmp_path):
     request = parsed("lucir", "--remedy", "meta", "--hold-out", "0.3", "--no-imprint", "--K", "4", "--dataset=digits")
     assert request == Request(
-        Run(LUCIR(Meta(hold_out=0.3), K=4, imprint=False), Data("digits")), options=Options(store=default_store())
+        Run(LUCIR(Meta(hold_out=0.3), K=4, imprint=False), Data("digits")), options=Options(store=find_default_store())
     )
     words = ["--store", "none", "--data", "here", "--checkpoint", "3", "--evaluate-every", "2", "--engine", "eager"]
     request = parsed("ncm", *words, "--out", "there", "--tensorboard", "--no-unit-length")
@@ -420,7 +420,7 @@ def test_joint_training_keeps_everything_unless_told_otherwise(capsys):
     assert parsed("joint").run.protocol.memory == "all"
     assert parsed("joint", "--memory", "5").run.protocol.memory == "5"
     assert parsed("lucir").run.protocol.memory == "20"
-    assert command(["run", "joint", "--dataset", "digits", "--memory", "20"]) == 2
+    assert run_command(["run", "joint", "--dataset", "digits", "--memory", "20"]) == 2
     assert "needs all images, and here the memory keeps 20: use --memory all" in capsys.readouterr().err
 
 
@@ -1047,8 +1047,8 @@ def interrupt_at(monkeypatch, step, epoch):
     once = []
 
     class Interrupted(PlainWatch):
-        def epoch(self, e):
-            super().epoch(e)
+        def end_epoch(self, e):
+            super().end_epoch(e)
             if (e.step, e.epoch) == (step, epoch) and not once:
                 once.append(True)
                 raise KeyboardInterrupt
@@ -1287,7 +1287,7 @@ def test_debug_shows_the_traceback_too(capsys, at):
     words = [*DIGITS, "--steps", "3", "--out", "run"]
     assert "Traceback" not in refused(capsys, 2, *words)
     words.insert(at % (len(words) + 1), "--debug")
-    assert command(words) == 2
+    assert run_command(words) == 2
     err = capsys.readouterr().err
     assert "Traceback (most recent call last)" in err and "step_sizes" in err
     assert err.splitlines()[-1].startswith("equipoise: --steps 3 does not divide")
@@ -1331,7 +1331,7 @@ def test_ctrl_c_outside_of_a_run_is_said_without_a_traceback(capsys, monkeypatch
     def interrupted(argv):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("equipoise.cli.show.show_verb", interrupted)
+    monkeypatch.setattr("equipoise.cli.show.do_show", interrupted)
     monkeypatch.setattr(sys, "argv", ["equipoise", "show", "x"])
     with pytest.raises(SystemExit) as done:
         main()

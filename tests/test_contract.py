@@ -37,7 +37,7 @@ from equipoise.data import datasets
 from equipoise.remedies import REMEDIES
 from equipoise.step import Plan
 
-METHODS = methods.built_in()
+METHODS = methods.find_built_in()
 SHORT = Finetune(epochs=2, batch=16)
 KINDS: dict[str, Remedy] = {
     "standard": Standard(),

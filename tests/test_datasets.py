@@ -405,7 +405,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests = 0
-        self.over = threading.Event()
+        self.is_over = threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -414,7 +414,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         server.requests += 1
-        server.over.wait(server.waits)
+        server.is_over.wait(server.waits)
         if server.status:
             self.send_error(server.status)
             return
@@ -434,7 +434,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.start()
         monkeypatch.setattr(cifar100, "URL", f"http://127.0.0.1:{server.server_port}/{BINARY}.tar.gz")
         yield server
-        server.over.set()
+        server.is_over.set()
         server.shutdown()
         thread.join()
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from equipoise.cli import command, demo
+from equipoise.cli import demo, run_command
 
 CASES = {"5": ("standard", "balanced", "meta"), "0": ("standard", "balanced", "relaxed")}
 
@@ -47,7 +47,7 @@ def picture(path):
 
 
 def test_the_demo(capsys, monkeypatch):
-    assert command(["demo", "--seeds", "1", "--out", "demo"]) == 0
+    assert run_command(["demo", "--seeds", "1", "--out", "demo"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     folders = {
@@ -86,7 +86,7 @@ def test_the_demo(capsys, monkeypatch):
         raise AssertionError("trained again")
 
     monkeypatch.setattr("equipoise.learner.fit", fit)
-    assert command(["demo", "--seeds", "1", "--out", "demo"]) == 0
+    assert run_command(["demo", "--seeds", "1", "--out", "demo"]) == 0
     again = capsys.readouterr().out
     assert again.splitlines()[:-1] == out.splitlines()[:-1]
 
@@ -119,7 +119,7 @@ def test_the_sentence_says_above_and_below():
         ("0", "balanced"): [20.0, 21.0],
         ("0", "relaxed"): [60.0, 60.5],
     }
-    claims = said_of(demo.sentence(by_case(averages)))
+    claims = said_of(demo.describe_results(by_case(averages)))
     expected = {("5", "standard"): 42.0, ("5", "balanced"): 30.1, ("5", "meta"): -11.5}
     expected |= {("0", "standard"): 60.0, ("0", "balanced"): -39.5}
     assert {k: claims[k] for k in expected} == pytest.approx(expected)
@@ -127,7 +127,9 @@ def test_the_sentence_says_above_and_below():
 
 
 def test_the_sentence_does_not_make_a_difference_of_none():
-    words = demo.sentence(by_case({(m, remedy): [50.0] for m, remedies in CASES.items() for remedy in remedies}))
+    words = demo.describe_results(
+        by_case({(m, remedy): [50.0] for m, remedies in CASES.items() for remedy in remedies})
+    )
     assert "above" not in words and "below" not in words
     assert words.count("like standard") == 4
     assert "0.0 points like" not in words  # points are above or below, not like
@@ -150,7 +152,7 @@ def quick(monkeypatch):
 
 
 def test_three_seeds_of_six_cases_make_a_table(capsys, quick):
-    assert command(["demo"]) == 0
+    assert run_command(["demo"]) == 0
     out = capsys.readouterr().out
     assert quick == [(seed, m, remedy) for seed in range(3) for m, remedies in CASES.items() for remedy in remedies]
     assert "mean ± deviation over 3 seed(s)" in out
@@ -173,7 +175,7 @@ def test_three_seeds_of_six_cases_make_a_table(capsys, quick):
 @pytest.mark.parametrize("name", ["demo [new] pictures", "a" * 60 + "/" + "b" * 60])
 def test_paths_are_printed_so_that_they_can_be_copied(capsys, quick, monkeypatch, name):
     monkeypatch.setattr(demo, "draw", lambda results, out: [out / "accuracy.png", out / "confusion.png"])
-    assert command(["demo", "--seeds", "1", "--out", name]) == 0
+    assert run_command(["demo", "--seeds", "1", "--out", name]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("picture: ")] == [
         f"picture: {name}/accuracy.png",
@@ -184,7 +186,7 @@ def test_paths_are_printed_so_that_they_can_be_copied(capsys, quick, monkeypatch
 def test_a_terminal_gets_a_bar(quick, monkeypatch):
     monkeypatch.setattr(demo, "draw", lambda results, out: [])
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    demo.demo(Path("demo"), range(2), console)
+    demo.run_demo(Path("demo"), range(2), console)
     text = console.file.getvalue()
     assert "relaxed, memory 0, seed 1" in text and "\x1b[2K" in text
     assert said_of(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))["5", "balanced"] == 30.0
@@ -192,7 +194,7 @@ def test_a_terminal_gets_a_bar(quick, monkeypatch):
 
 @pytest.mark.parametrize("words", [["--seeds", "0"], ["--seeds", "-1"]])
 def test_no_seeds_are_refused(capsys, words):
-    assert command(["demo", *words]) == 2
+    assert run_command(["demo", *words]) == 2
     assert capsys.readouterr().err == f"equipoise: --seeds must be 1 or more, not {words[1]}\n"
     assert not Path("demo").exists()
 
@@ -200,7 +202,7 @@ def test_no_seeds_are_refused(capsys, words):
 def test_a_folder_with_a_picture_of_somebody_else_is_left_alone(capsys, quick):
     Path("mine").mkdir()
     Path("mine/accuracy.png").write_bytes(b"holiday")
-    assert command(["demo", "--out", "mine"]) == 2
+    assert run_command(["demo", "--out", "mine"]) == 2
     assert "mine holds accuracy.png, which equipoise did not write" in capsys.readouterr().err
     assert quick == [] and [p.name for p in Path("mine").iterdir()] == ["accuracy.png"]
     assert Path("mine/accuracy.png").read_bytes() == b"holiday"
@@ -208,7 +210,7 @@ def test_a_folder_with_a_picture_of_somebody_else_is_left_alone(capsys, quick):
 
 def test_a_folder_that_is_a_file(capsys):
     Path("demo").write_text("precious")
-    assert command(["demo"]) in (1, 2)
+    assert run_command(["demo"]) in (1, 2)
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1 and err.startswith("equipoise: ") and "demo" in err
     assert "Errno" not in err

@@ -17,10 +17,10 @@ import torch
 
 import equipoise
 from equipoise import Balanced, Batch, Learner, Meta, Method, Out, Recipe, Standard, UsageError
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import load
-from equipoise.methods import built_in, known
+from equipoise.methods import find_built_in, find_methods
 from equipoise.remedies import REMEDIES
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Protocol, Run
@@ -32,7 +32,7 @@ QUICK = Recipe(epochs=3, lr=0.05, batch=32)
 def part(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Training images of some digits, and their labels."""
     train = load("digits").train
-    where = train.positions(first, last)
+    where = train.find_positions(first, last)
     return train.x[where], train.y[where]
 
 
@@ -138,13 +138,13 @@ def test_a_method_without_a_name_is_called_like_its_class() -> None:
     assert Nameless.name == "nameless"
     del Nameless
     gc.collect()  # it is not to be a word of the command line in later tests
-    assert "nameless" not in known()
+    assert "nameless" not in find_methods()
 
 
 def test_the_toy_method_runs_and_records(toy: type[Method], tmp_path: Path) -> None:
     one = Run(toy(Meta()), Data("digits"), Protocol(base=8, steps=1, memory="4"), QUICK)
     result = run(one, tmp_path / "a", Machine(device="cpu"))
-    assert known()["keep-features"] is toy
+    assert find_methods()["keep-features"] is toy
     assert result["run"]["method"]["name"] == "keep-features"
     assert (result["run"]["method"]["w"], result["run"]["method"]["remedy"]["name"]) == (5.0, "meta")
     assert Learner.load(tmp_path / "a" / "model").method == one.method
@@ -154,9 +154,9 @@ def test_the_toy_method_is_a_word_of_the_command_line(
     toy: type[Method], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["run", "keep-features", "--w", "2", "--remedy", "balanced", "--dataset", "digits", "--steps", "1"]
-    assert command([*words, "--epochs", "1", "--store", "none", "--out", str(tmp_path / "a")]) == 0
+    assert run_command([*words, "--epochs", "1", "--store", "none", "--out", str(tmp_path / "a")]) == 0
     assert Learner.load(tmp_path / "a" / "model").method == toy(Balanced(), w=2.0)  # type: ignore[call-arg]
-    command(["run", "keep-features", "--help"])
+    run_command(["run", "keep-features", "--help"])
     assert re.search(r"--w FLOAT +weight of the second term \(default: 5.0\)", capsys.readouterr().out)
 
 
@@ -256,12 +256,12 @@ def test_the_readme_names_the_two_commands_and_pictures_that_exist() -> None:
 
 
 def test_every_flag_of_the_documents_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, kind in built_in().items():
+    for name, kind in find_built_in().items():
         for remedy in kind.remedies or REMEDIES if kind.remedies != () else ["standard"]:
-            command(["run", name, "--remedy", remedy, "--help"])
-        command(["run", name, "--help"])
+            run_command(["run", name, "--remedy", remedy, "--help"])
+        run_command(["run", name, "--help"])
     for verb in ("paper", "report", "bench", "show", "demo", "sweep il-baseline"):
-        command([*verb.split(), "--help"])
+        run_command([*verb.split(), "--help"])
     helped = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", capsys.readouterr().out))
     for name in ("README.md", "docs/reproducing.md", "results/README.md", "results/make.sh", "CHANGELOG.md"):
         text = (ROOT / name).read_text().partition("\n## 0.1.0\n")[0]  # what has changed since then is history

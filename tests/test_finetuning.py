@@ -35,11 +35,11 @@ from equipoise import (
     Standard,
     UsageError,
 )
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.engine.train import Epoch
 from equipoise.methods import KINDS
 from equipoise.methods.bounds import FineTuning
-from equipoise.runs.command import run_name
+from equipoise.runs.command import name_folder
 from equipoise.runs.plan import Training, prepare
 from equipoise.runs.progress import LiveWatch, PlainWatch, Watch
 from equipoise.runs.run import run
@@ -198,7 +198,7 @@ def test_a_record_names_every_setting() -> None:
 
 def test_base_steps_are_shared_and_later_ones_are_not() -> None:
     def keys(method: Method) -> list[str | None]:
-        return prepare(Run(method, Data("digits"), Protocol(steps=1)), Machine("cpu")).step_keys()
+        return prepare(Run(method, Data("digits"), Protocol(steps=1)), Machine("cpu")).compute_keys()
 
     for plain in (TUNED, LUCIR(finetune=Finetune(20)), PODNet(), FineTuning(BalancedFinetuning())):
         mine = keys(plain)
@@ -212,7 +212,7 @@ def test_base_steps_are_shared_and_later_ones_are_not() -> None:
 
 def test_names_of_folders_differ_by_what_was_said() -> None:
     runs = [Run(saying(TUNED, **said)) for said in ({}, *({k: v} for k, v in SAID.items()))]
-    assert len({run_name(one) for one in runs}) == 1 + len(SAID)
+    assert len({name_folder(one) for one in runs}) == 1 + len(SAID)
 
 
 def test_a_saved_learner_keeps_what_was_said(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ ASKED = [*DIGITS, "--remedy", "balanced-finetuning"]
 def test_the_flags_reach_fine_tuning_and_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ASKED, "--finetune-epochs", "2", "--finetune-lr", "0.02", "--finetune-batch", "20"]
     words += ["--finetune-weight-decay", "0.001"]
-    assert command([*ASKED, "--out", "own"]) == 0 and command([*words, "--out", "said"]) == 0
+    assert run_command([*ASKED, "--out", "own"]) == 0 and run_command([*words, "--out", "said"]) == 0
     own, said = (json.loads(Path(name, "result.json").read_text()) for name in ("own", "said"))
 
     def refits(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -246,10 +246,10 @@ def test_the_flags_reach_fine_tuning_and_the_record(capsys: pytest.CaptureFixtur
     assert recorded == own["run"]["method"]["remedy"]["finetune"] | recipe
     assert said["reused"]["steps"] == [0] and said["steps"][1]["top1"] != own["steps"][1]["top1"]
     capsys.readouterr()
-    assert command([*words, "--out", "said"]) == 0, "the same command agrees with its record"
-    assert command([*ASKED, "--out", "said"]) == 1
+    assert run_command([*words, "--out", "said"]) == 0, "the same command agrees with its record"
+    assert run_command([*ASKED, "--out", "said"]) == 1
     assert re.search(r"finetune.lr \(there 0.02, here 0.01\)", capsys.readouterr().err)
-    assert command([*words, "--last", "short", "--out", "short"]) == 0
+    assert run_command([*words, "--last", "short", "--out", "short"]) == 0
     (short,) = refits(json.loads(Path("short", "result.json").read_text()))
     assert short == other | {"recipe": other["recipe"] | {"last": "short"}}
 
@@ -293,7 +293,7 @@ def test_fine_tuning_cannot_be_said_of_what_has_none() -> None:
 )
 @pytest.mark.usefixtures("isolated")
 def test_the_command_refuses_it_before_anything_is_made(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert command([*words, "--out", "run"]) == 2
+    assert run_command([*words, "--out", "run"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("equipoise: ") and said.err.count("\n") == 1
     assert re.search("fine-?tun", said.err)
@@ -302,7 +302,7 @@ def test_the_command_refuses_it_before_anything_is_made(words: list[str], capsys
 
 @pytest.mark.usefixtures("isolated")
 def test_fine_tuning_that_diverges_says_which_rate_to_lower(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command([*ASKED, "--finetune-lr", "1e30", "--out", "run"]) == 1
+    assert run_command([*ASKED, "--finetune-lr", "1e30", "--out", "run"]) == 1
     assert "lower --finetune-lr" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -350,7 +350,7 @@ class Stops(Watch):
         self.told: list[tuple[str, int, int]] = []
         self.stop = stop
 
-    def epoch(self, e: Epoch) -> None:
+    def end_epoch(self, e: Epoch) -> None:
         self.told.append((e.stage, e.step, e.epoch))
         if self.told[-1] == self.stop:
             signal.raise_signal(signal.SIGINT)
@@ -396,7 +396,7 @@ def test_the_live_display_tells_of_it() -> None:
     watch = LiveWatch(Console(file=io.StringIO(), force_terminal=True, width=120))
     train = Training("train", 1, 10)
     watch.begin([[train], [train, Training("refit", 3, 10)]])
-    watch.epoch(Epoch(1, "refit", 2, 3, 0.5, 0.01, None, 100.0, 1.0))
+    watch.end_epoch(Epoch(1, "refit", 2, 3, 0.5, 0.01, None, 100.0, 1.0))
     watch.close()
     words = watch.bar.tasks[0].description
     assert words.startswith("step 1/1, fine-tuning on the memory, epoch 2/3: loss 0.5000, ")

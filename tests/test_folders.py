@@ -14,7 +14,7 @@ import pytest
 
 import equipoise.runs.plan
 from equipoise import DataError, Learner, Recipe, UsageError
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.data import datasets
 from equipoise.files import MANIFEST, Lease, claim_folder, remove_stale
 from equipoise.runs.progress import PlainWatch
@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What is said by a command that does nothing at all, whatever there is."""
     before = contents()
     capsys.readouterr()
-    assert command(list(words)) == 2
+    assert run_command(list(words)) == 2
     assert contents() == before
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
@@ -123,7 +123,7 @@ def test_a_queue_refuses_the_folder_of_any_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["sweep", *BRIEF, "--seed", "0,1", "--workers", "1", "--out", "runs", "--store", "none"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     (folder,) = Path("runs").glob("*seed-1*")
     shutil.rmtree(folder)
     (done,) = Path("runs").glob("*")
@@ -199,13 +199,13 @@ def test_a_foreign_file_beside_ours_survives(
     words = ["run", *BRIEF, "--out", "run", "--store", "none", "--checkpoint", "0", "--tensorboard"]
 
     class Interrupted(PlainWatch):
-        def epoch(self, e: Any) -> None:
+        def end_epoch(self, e: Any) -> None:
             if (e.step, e.epoch) == (1, 1):
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("equipoise.cli.run.PlainWatch", Interrupted)
-        assert command(words) == 1
+        assert run_command(words) == 1
     capsys.readouterr()
     partial = Path("run/.run.json.123.partial")
     partial.write_text("half")
@@ -215,7 +215,7 @@ def test_a_foreign_file_beside_ours_survives(
         *(f"run/model/{name}" for name in ("learner-mine.safetensors", ".mine.partial", "notes")),
         *(f"run/tensorboard/{name}" for name in ("events.out.tfevents.1.mine", "notes")),
     )
-    assert command(words) == 0
+    assert run_command(words) == 0
     assert "step 0 done" not in capsys.readouterr().err, "it went on from the checkpoint"
     assert not partial.exists()
     assert {name: data for name, data in contents("run").items() if name in mine} == mine
@@ -223,14 +223,14 @@ def test_a_foreign_file_beside_ours_survives(
     assert names_in("run") == ours | {"checkpoint", "notes", ".mine.1.partial", ".run.json.partial"}
     assert names_in("run/checkpoint") == {"learner-mine.safetensors", f"learner-{'0' * 16}.safetensors", "x"}
     before = contents("run")
-    assert command(words) == 0 and contents("run") == before
+    assert run_command(words) == 0 and contents("run") == before
 
 
 def test_a_folder_without_anything_of_others_is_left_without_a_checkpoint() -> None:
-    assert command(["run", *BRIEF, "--out", "run", "--store", "none", "--checkpoint", "0"]) == 0
+    assert run_command(["run", *BRIEF, "--out", "run", "--store", "none", "--checkpoint", "0"]) == 0
     assert names_in("run") == {"run.json", "metrics.jsonl", "result.json", "model", MANIFEST, ".lock"}
     Path("run/result.json").unlink()
-    assert command(["run", *BRIEF, "--out", "run", "--store", "none"]) == 0, "what is ours is made again"
+    assert run_command(["run", *BRIEF, "--out", "run", "--store", "none"]) == 0, "what is ours is made again"
     assert len(names_in("run/model")) == 2
 
 
@@ -238,7 +238,7 @@ def test_tensorboard_of_others_is_refused_in_our_own_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["run", *BRIEF, "--out", "run", "--store", "none"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     Path("run/result.json").unlink()
     write("run/tensorboard/events.out.tfevents.1.host.2.0")
     monkeypatch.setattr(equipoise.runs.plan, "load", lambda *words: pytest.fail("data is loaded"))
@@ -257,7 +257,7 @@ def test_a_model_of_others_in_our_folder_is_refused_before_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["run", *BRIEF, "--out", "run", "--store", "none"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     Path("run/result.json").unlink()
     Path("run/metrics.jsonl").unlink()
     write("run/model/learner.json")
@@ -269,7 +269,7 @@ def test_a_folder_in_place_of_a_file_is_refused_before_training(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     words = ["run", *BRIEF, "--out", "run", "--store", "none"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     Path("run/result.json").unlink()
     Path("run", name).unlink(missing_ok=True)
     Path("run", name).mkdir()
@@ -281,7 +281,7 @@ def test_a_file_in_place_of_the_model_is_refused_before_training(
     capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     words = ["run", *BRIEF, "--out", "run", "--store", "none"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     Path("run/result.json").unlink()
     shutil.rmtree("run/model")
     Path("run/model").write_text("mine")
@@ -292,23 +292,23 @@ def test_a_file_in_place_of_the_model_is_refused_before_training(
 
 def test_a_model_that_is_gone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", *BRIEF, "--out", "run", "--store", "none"]
-    assert command(words) == 0 and "its model is not" not in capsys.readouterr().out
+    assert run_command(words) == 0 and "its model is not" not in capsys.readouterr().out
     shutil.rmtree("run/model")
-    assert command(words) == 0 and "its model is not in run/model" in capsys.readouterr().out
+    assert run_command(words) == 0 and "its model is not in run/model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("settings", [None, 3, "x", []])
 def test_settings_of_a_wrong_kind_are_refused(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", *BRIEF, "--out", "run", "--store", "none"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     Path("run/result.json").unlink()
     Path("run/model").rename("run/checkpoint")
-    assert command(words) == 1
+    assert run_command(words) == 1
     said = capsys.readouterr().err
     assert "run/checkpoint is not a learner that this version can read: no run saved it" in said
     recorded = json.loads(Path("run/run.json").read_text())
     Path("run/run.json").write_text(json.dumps({**recorded, "run": settings}))
-    assert command(words) == 1 and "run/run.json is not the settings of a run" in capsys.readouterr().err
+    assert run_command(words) == 1 and "run/run.json is not the settings of a run" in capsys.readouterr().err
 
 
 def test_a_nul_in_a_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,14 +317,14 @@ def test_a_nul_in_a_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_record_by_itself_is_returned_and_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", *BRIEF, "--store", "none"]
-    assert command([*words, "--out", "run"]) == 0
+    assert run_command([*words, "--out", "run"]) == 0
     said = capsys.readouterr().out
     Path("kept").mkdir()
     shutil.copy("run/result.json", "kept")
     write("kept/notes")
     before = contents()
     for verb in ([*words, "--out", "kept"], ["show", "kept"]):
-        assert command(verb) == 0
+        assert run_command(verb) == 0
         assert said.split("recorded in")[0].strip() == capsys.readouterr().out.split("recorded in")[0].strip()
     assert contents() == before
 
@@ -332,7 +332,7 @@ def test_a_record_by_itself_is_returned_and_nothing_is_written(capsys: pytest.Ca
 def test_a_report_replaces_its_own_files_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     folder = records()
     words = ["report", str(folder), "--out", "report"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     first = contents("report")
     names = json.loads(Path("report", MANIFEST).read_text())["names"]
     assert {f"report/{name}" for name in (*names, MANIFEST)} == set(first)
@@ -340,14 +340,14 @@ def test_a_report_replaces_its_own_files_and_no_others(capsys: pytest.CaptureFix
     assert figures
     mine = write("report/figures/alpha-notes.png", "report/tables/memory-mine.csv", "report/notes")
     Path("report/README.md").write_text("old")
-    assert command(words) == 0
+    assert run_command(words) == 0
     assert contents("report") == first | mine
     for path in folder.rglob("result.json"):  # now of a rehearsal, which is in no figure
         result = json.loads(path.read_text())
         path.write_text(
             json.dumps({**result, "run": {**result["run"], "data": {**result["run"]["data"], "name": "digits"}}})
         )
-    assert command(words) == 0
+    assert run_command(words) == 0
     left = contents("report")
     assert not any(f"report/{name}" in left for name in figures)
     assert {name: data for name, data in left.items() if name in mine} == mine
@@ -384,7 +384,7 @@ def test_half_a_manifest_is_ours() -> None:
     Path("run").mkdir()
     Path("run", f".{MANIFEST}.123.partial").write_text("{")
     Path("run/.lock").touch()
-    assert command(["run", *BRIEF, "--out", "run", "--store", "none"]) == 0
+    assert run_command(["run", *BRIEF, "--out", "run", "--store", "none"]) == 0
     assert {"result.json", "model", MANIFEST} <= names_in("run")
 
 

@@ -34,8 +34,8 @@ from equipoise import (
 from equipoise.data.images import Images
 from equipoise.data.randomness import generator
 from equipoise.engine.cuda_graph import ENGINES, prepare
-from equipoise.engine.device import working_on
-from equipoise.engine.gpu import peak_memory, recent_peak_memory
+from equipoise.engine.device import use_device
+from equipoise.engine.gpu import get_peak_memory, get_recent_peak_memory
 from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net, place
 from equipoise.losses import distillation
@@ -81,7 +81,7 @@ def trained(
     recipe = Recipe(epochs=epochs, lr=0.01, milestones=(), batch=64)
     made: Any = Stage(**{"name": "train", "recipe": recipe, "groups": method.trained, **stage})
     at = Position()
-    with working_on(torch.device("cuda")):
+    with use_device(torch.device("cuda")):
         used = fit(method, s, made, at, Conditions(0, Crop(), bf16, engine))
     assert used == engine
     return s, at
@@ -325,7 +325,7 @@ def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, method: Method
             m.weight.data.copy_(torch.rand(m.weight.shape, generator=gen) + 0.5)
             m.bias.data.copy_(0.3 * torch.randn(m.bias.shape, generator=gen))
     twins = [copy.deepcopy(net).train() for _ in range(3)]
-    with working_on(torch.device("cuda")):
+    with use_device(torch.device("cuda")):
         truth = gradients(twins[0].double(), x, y, None, False)
         torch_s = gradients(twins[1], x, y, None, True)
         ours = gradients(twins[2], x, y, Training(twins[2]), True)
@@ -336,7 +336,7 @@ def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, method: Method
         torch.testing.assert_close(a.double(), b.double(), rtol=3e-2, atol=3e-2, msg=name)  # running statistics
     assert all(a.stride() == w.stride() for a, w in zip(ours, twins[2].parameters()))
     frozen = twins[2].eval().requires_grad_(False)
-    with torch.no_grad(), working_on(torch.device("cuda")):
+    with torch.no_grad(), use_device(torch.device("cuda")):
         exact, near = frozen(x), frozen(x, Frozen(frozen))
     assert 0 < apart([near.z], [exact.z]) < 0.03
     assert all(0 < apart([a], [b]) < 0.03 for a, b in zip(near.maps, exact.maps))
@@ -479,9 +479,9 @@ def test_the_memory_of_training_is_told_apart_from_that_of_predicting() -> None:
     learner = Learner(ILBaseline(), memory=5, device="cuda", precision="bf16", recipe=Recipe(epochs=2, batch=16))
     learner.learn(x[:100], y[:100], note)
     learner.predict(x)
-    predicting = recent_peak_memory(learner.device_)
+    predicting = get_recent_peak_memory(learner.device_)
     learner.learn(x[:100], y[:100] + 4, note)
-    assert 0 < seen[0] == seen[1] <= seen[2] == seen[3] < predicting <= peak_memory(learner.device_)
+    assert 0 < seen[0] == seen[1] <= seen[2] == seen[3] < predicting <= get_peak_memory(learner.device_)
 
 
 @pytest.mark.parametrize("method", [ILBaseline(), LUCIR(finetune=Finetune(20))], ids=lambda m: m.name)

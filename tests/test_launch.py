@@ -7,12 +7,12 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
-from equipoise.engine.kernels.launch import launch, together
+from equipoise.engine.kernels.launch import compile_together, launch
 
 
 def test_kernels_asked_for_together_are_compiled_once_each_and_not_run() -> None:
     one, two, x = MagicMock(), MagicMock(), torch.zeros(3)
-    with together():
+    with compile_together():
         launch(one, (1,), x, 3, BM=16)
         launch(one, (1,), torch.ones(3), 3, BM=16)  # the same kernel for other numbers
         for t, count, tile in ((x, 4, 16), (x, 3, 32), (x.double(), 3, 16)):
@@ -28,12 +28,12 @@ def test_kernels_asked_for_together_are_compiled_once_each_and_not_run() -> None
 
 def test_launching_goes_on_after_an_error() -> None:
     kernel = MagicMock(**{"warmup.side_effect": ValueError("does not compile")})
-    with pytest.raises(KeyError), together():
+    with pytest.raises(KeyError), compile_together():
         launch(kernel, (1,))
         raise KeyError
     launch(kernel, (1,))
     assert kernel.mock_calls == [call.__getitem__((1,)), call.__getitem__()()]
-    with pytest.raises(ValueError, match="does not compile"), together():
+    with pytest.raises(ValueError, match="does not compile"), compile_together():
         launch(kernel, (1,))
     launch(kernel, (1,))
     assert kernel.__getitem__.return_value.call_count == 2

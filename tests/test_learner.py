@@ -864,7 +864,7 @@ def test_a_learner_that_learned_nothing_can_be_saved(tmp_path: Path) -> None:
 
 def test_a_callers_autocast_and_no_grad_change_nothing() -> None:
     """Somebody who works in bf16, or without gradients, gets the same learner, bit for bit."""
-    data = DIGITS.train[DIGITS.train.positions(0, 3)]
+    data = DIGITS.train[DIGITS.train.find_positions(0, 3)]
     recipe = Recipe(epochs=2, lr=0.05, batch=32)
     plain = Learner(ILBaseline(), memory=2, recipe=recipe, device="cpu").learn(data.x, data.y)
     inside = Learner(ILBaseline(), memory=2, recipe=recipe, device="cpu")
@@ -878,7 +878,7 @@ def test_a_callers_autocast_and_no_grad_change_nothing() -> None:
 
 def test_a_copy_made_in_a_callback_can_learn() -> None:
     data = DIGITS.train
-    first, second = data[data.positions(0, 3)], data[data.positions(3, 5)]
+    first, second = data[data.find_positions(0, 3)], data[data.find_positions(3, 5)]
     copies: list[Learner] = []
     learner = Learner(ILBaseline(), memory=2, recipe=Recipe(epochs=1, lr=0.05, batch=32), device="cpu")
 
@@ -990,7 +990,9 @@ FAMILY: dict[str, Any] = {
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_method_that_derives_from_another_learns_and_is_loaded_as_what_it_is(name: str, tmp_path: Path) -> None:
     method = FAMILY[name]
-    assert (type(method).name, method.title) == (name, type(method).__name__) and methods.named(name) is type(method)
+    assert (type(method).name, method.title) == (name, type(method).__name__) and methods.find_method(name) is type(
+        method
+    )
     learner = new(method=method).learn(*images_of(0, 1)).learn(*images_of(2, 3))
     learner.save(tmp_path / "done")
     loaded = Learner.load(tmp_path / "done")
@@ -1081,7 +1083,7 @@ def test_images_on_the_device_are_not_copied_and_exemplars_are_positions_in_them
     positions, by_hand = new(normalise=([0.3], [0.4])), new(normalise=([0.3], [0.4]))
     for first, last in ((0, 3), (3, 5), (5, 6)):
         positions.learn(source, range(first, last))
-        part = source[source.positions(first, last)]
+        part = source[source.find_positions(first, last)]
         by_hand.learn(part.x, part.y)
         kept = positions.state_.kept
         assert kept is not None and positions.exemplars_ is None

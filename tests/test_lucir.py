@@ -33,7 +33,7 @@ from equipoise import (
     UsageError,
 )
 from equipoise.data.randomness import generator
-from equipoise.engine.sgd import select
+from equipoise.engine.sgd import select_weights
 from equipoise.losses import margin_ranking
 from equipoise.nets import Net
 from equipoise.nets.backbones import SmallNet
@@ -119,7 +119,7 @@ def test_new_rows_and_the_scale_have_gradients_and_old_rows_are_frozen() -> None
     head = cosine_head(3, 2)
     assert {name for name, _ in head.named_parameters()} == {"old", "new", "scale"} == set(head.state_dict())
     s = make_step((3, 2), net=Net(SmallNet(1), head, torch.zeros(1), torch.ones(1)))
-    (group,) = select(s, Stage("train", Recipe(), LUCIR.trained))
+    (group,) = select_weights(s, Stage("train", Recipe(), LUCIR.trained))
     assert {name for name in group.weights if name.startswith("head.")} == {"head.new", "head.scale"}
     assert not head.old.requires_grad and all(w.requires_grad for w in group.weights.values())
     assert {f"backbone.{name}" for name, _ in SmallNet(1).named_parameters()} < group.weights.keys()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise import UsageError
-from equipoise.data.memory import EVERYTHING, Budget, at_random, herding, hold_out, keep, ranks
+from equipoise.data.memory import EVERYTHING, Budget, choose_at_random, choose_by_herding, hold_out, keep, rank_in_class
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Features = npt.NDArray[np.float64]
@@ -60,13 +60,13 @@ def features(sizes: list[int], seed: int, width: int = 6) -> tuple[Tensor, Tenso
 def test_herding_is_the_greedy_loop(sizes: list[int], m: int, seed: int) -> None:
     h, y = features(sizes, seed)
     expected = greedy(h.numpy(), y.tolist(), m)
-    assert herding(h, y, m).tolist() == expected
+    assert choose_by_herding(h, y, m).tolist() == expected
     assert len(expected) == sum(min(m, size) for size in sizes)
 
 
 def test_herding_of_fp32_features() -> None:
     h, y = features([15, 10], 0)
-    assert herding(h.float(), y, 6).tolist() == greedy(h.float().double().numpy(), y.tolist(), 6)
+    assert choose_by_herding(h.float(), y, 6).tolist() == greedy(h.float().double().numpy(), y.tolist(), 6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,23 +75,23 @@ def test_herding_tells_nearly_equal_images_apart(seed: int) -> None:
     rng = np.random.default_rng(seed)
     h = torch.from_numpy(1 + 1e-5 * rng.normal(size=(100, 6))).float()
     y = torch.arange(100) % 2
-    assert herding(h, y, 15).tolist() == greedy(h.double().numpy(), y.tolist(), 15)
+    assert choose_by_herding(h, y, 15).tolist() == greedy(h.double().numpy(), y.tolist(), 15)
 
 
 def test_herding_does_not_feel_the_length_of_a_feature() -> None:
     h, y = features([15, 10], 1)
     longer = h * torch.linspace(0.01, 100, len(h))[:, None].double()
-    assert herding(longer, y, 8).tolist() == herding(h, y, 8).tolist()
+    assert choose_by_herding(longer, y, 8).tolist() == choose_by_herding(h, y, 8).tolist()
 
 
 def test_herding_with_labels_that_do_not_start_at_zero() -> None:
     h, y = features([5, 6, 7], 2)
-    assert herding(h, y * 10 + 50, 4).tolist() == herding(h, y, 4).tolist()
+    assert choose_by_herding(h, y * 10 + 50, 4).tolist() == choose_by_herding(h, y, 4).tolist()
 
 
 def test_herding_begins_with_the_image_nearest_to_the_mean() -> None:
     h = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, -0.2]])
-    assert herding(h, torch.zeros(4, dtype=torch.long), 1).tolist() == [2]
+    assert choose_by_herding(h, torch.zeros(4, dtype=torch.long), 1).tolist() == [2]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -99,7 +99,7 @@ def test_herding_takes_duplicates_as_different_images(seed: int) -> None:
     h, y = features([6, 4], seed)
     h, y = torch.cat([h, h[:5], h[:5]]), torch.cat([y, y[:5], y[:5]])
     for m in (3, 7, 30):
-        picks = herding(h, y, m).tolist()
+        picks = choose_by_herding(h, y, m).tolist()
         assert picks == greedy(h.numpy(), y.tolist(), m)
         assert len(set(picks)) == len(picks) == sum(min(m, int((y == c).sum())) for c in (0, 1))
 
@@ -107,9 +107,9 @@ def test_herding_takes_duplicates_as_different_images(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_fewer_exemplars_are_a_prefix_of_more(seed: int) -> None:
     h, y = features([9, 5, 14], seed)
-    whole = herding(h, y, 14)
+    whole = choose_by_herding(h, y, 14)
     for m in range(1, 14):
-        picks = herding(h, y, m)
+        picks = choose_by_herding(h, y, m)
         for c in range(3):
             of_class = whole[y[whole] == c]
             assert picks[y[picks] == c].tolist() == of_class[:m].tolist()
@@ -117,7 +117,7 @@ def test_fewer_exemplars_are_a_prefix_of_more(seed: int) -> None:
 
 def test_herding_nothing() -> None:
     h, y = features([3, 3], 0)
-    assert herding(h, y, 0).tolist() == []
+    assert choose_by_herding(h, y, 0).tolist() == []
 
 
 # At random ----------------------------------------------------------------------------------------------------
@@ -126,26 +126,26 @@ def test_herding_nothing() -> None:
 def test_at_random_is_without_repetition_and_class_by_class() -> None:
     y = torch.tensor([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 2, 2, 0])
     for m, counts in ((1, [1, 1, 1]), (3, [3, 3, 3]), (4, [4, 3, 4]), (5, [5, 3, 5]), (9, [5, 3, 5]), (0, [0, 0, 0])):
-        which = at_random(y, m, torch.Generator().manual_seed(1)).tolist()
+        which = choose_at_random(y, m, torch.Generator().manual_seed(1)).tolist()
         assert len(set(which)) == len(which)
         assert y[which].tolist() == [c for c in range(3) for _ in range(counts[c])]
 
 
 def test_at_random_depends_on_its_generator_alone() -> None:
     y = torch.arange(4).repeat(25)
-    first = at_random(y, 10, torch.Generator().manual_seed(1)).tolist()
+    first = choose_at_random(y, 10, torch.Generator().manual_seed(1)).tolist()
     torch.manual_seed(999)
     state = torch.get_rng_state()
-    assert at_random(y, 10, torch.Generator().manual_seed(1)).tolist() == first
+    assert choose_at_random(y, 10, torch.Generator().manual_seed(1)).tolist() == first
     assert torch.equal(torch.get_rng_state(), state)
-    assert at_random(y, 10, torch.Generator().manual_seed(2)).tolist() != first
+    assert choose_at_random(y, 10, torch.Generator().manual_seed(2)).tolist() != first
 
 
 def test_at_random_takes_every_image_as_often() -> None:
     y = torch.tensor([0, 1, 0, 1, 0, 1, 0, 0])
     gen, counts, draws = torch.Generator().manual_seed(0), [0] * 8, 3000
     for _ in range(draws):
-        for i in at_random(y, 2, gen).tolist():
+        for i in choose_at_random(y, 2, gen).tolist():
             counts[i] += 1
     for i in range(8):
         p = 2 / int((y == y[i]).sum())
@@ -255,10 +255,10 @@ def test_after_any_steps_the_memory_is_what_it_should_be(history: History) -> No
         size_of |= {n_old + k: size for k, size in enumerate(sizes)}
         m = history.budget.share(len(size_of))
         if history.select == "random":
-            which = at_random(y[data], m, torch.Generator().manual_seed(history.seed + t))
+            which = choose_at_random(y[data], m, torch.Generator().manual_seed(history.seed + t))
         else:
             h = torch.randn(len(own), 4, generator=torch.Generator().manual_seed(history.seed + t))
-            which = herding(h, y[data], m)
+            which = choose_by_herding(h, y[data], m)
         chosen |= by_class(data[which], y)
         memory = torch.cat([keep(memory, y[memory], m), data[which]])
 
@@ -285,7 +285,7 @@ def test_ranks_and_keep(sizes: list[int], m: int) -> None:
     y = [c for c, size in enumerate(sizes) for _ in range(size)]
     expected = [y[:i].count(c) for i, c in enumerate(y)]
     labels, memory = torch.tensor(y, dtype=torch.long), 100 + torch.arange(len(y)) * 3  # positions, of any order
-    assert ranks(labels).tolist() == expected
+    assert rank_in_class(labels).tolist() == expected
     kept = keep(memory, labels, m)
     assert kept.tolist() == [100 + 3 * i for i, rank in enumerate(expected) if rank < m]
 

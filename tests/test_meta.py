@@ -15,11 +15,11 @@ from torch.func import functional_call, grad, jvp
 from torch.nn import functional as F
 
 from equipoise import Balanced, Batch, Group, ILBaseline, Meta, Out, Recipe, Stage, Step
-from equipoise.data.images import Images, join
+from equipoise.data.images import Images, join_images
 from equipoise.data.randomness import generator
 from equipoise.engine import meta
 from equipoise.engine import train as loop
-from equipoise.engine.sgd import Trained, gradient, look_ahead, select, sgd_
+from equipoise.engine.sgd import Trained, compute_gradient, look_ahead, select_weights, sgd_
 from equipoise.engine.train import Epoch, Position
 from equipoise.nets import Net
 from equipoise.nets.backbones import SmallNet
@@ -57,7 +57,7 @@ def small_step(remedy: Meta | Balanced, dtype: torch.dtype = torch.float64, batc
     with torch.no_grad():
         for w in net.parameters():
             w += 0.1 * torch.randn(w.shape, generator=gen, dtype=torch.float64)
-    data = join(
+    data = join_images(
         images(8 * batches + 4, [0, 3, 4, 1, 4, 3, 3, 2, 4, 3], seed=1), images(held, list(range(CLASSES)), seed=2)
     )
     net.train()
@@ -102,7 +102,7 @@ def problem(request: pytest.FixtureRequest) -> Problem:
 
 def trained(p: Problem) -> list[Trained]:
     """The weights by group, with learning rates in float64."""
-    groups = select(p.s, Stage("train", RECIPE, p.groups))
+    groups = select_weights(p.s, Stage("train", RECIPE, p.groups))
     for group, given in zip(groups, p.groups):
         group.lr = p.lr * given.lr
     return groups
@@ -156,7 +156,7 @@ def slope_of(p: Problem) -> Tensor:
     weights, b, groups = dict(p.s.net.named_parameters()), Batch(p.y, p.s.net(p.x), p.ref), trained(p)
     adapt, objective = p.method.remedy.adapt(), p.method.objective
     assert adapt is not None
-    grads = gradient(objective(p.s, b), weights, again=True)
+    grads = compute_gradient(objective(p.s, b), weights, again=True)
     ahead = look_ahead(groups, grads, p.momentum, RECIPE)
     v = dict(zip(ahead, meta.validation_gradient(p.s.net, ahead, p.x_bar, p.y_bar)))
     d_alpha = dict(zip(weights, meta.influence(adapt, p.method, objective, p.s, b, weights)))
@@ -247,7 +247,7 @@ def update(p: Problem, alpha_lr: float, recipe: Recipe = RECIPE) -> None:
     weights, b = dict(p.s.net.named_parameters()), Batch(p.y, p.s.net(p.x), p.ref)
     objective, adapt = p.method.objective, Meta(alpha_lr=alpha_lr).adapt()
     assert adapt is not None
-    grads = gradient(objective(p.s, b), weights, again=True)
+    grads = compute_gradient(objective(p.s, b), weights, again=True)
     kept, held = {k: g.clone() for k, g in grads.items()}, Balance(p)
     ahead = meta.Ahead(trained(p), p.momentum, recipe, held, False, None)  # type: ignore[arg-type]
     meta.update(adapt, p.method, objective, p.s, b, grads, ahead)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.runs.mps import multi_process_service
+from equipoise.runs.mps import run_mps
 
 
 def control_that_says(where: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -41,7 +41,7 @@ def test_the_server_that_shares_gpus_numbers_them_as_its_clients_do(
                 heirs.append(self)
 
     monkeypatch.setattr("subprocess.Popen", Heir)
-    with multi_process_service():
+    with run_mps():
         assert [heir.poll() for heir in heirs] == [None]
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
         assert said.read_text() == f"-d  {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n"
@@ -56,7 +56,7 @@ def test_a_server_that_does_not_end_is_not_waited_for(
     said = control_that_says(tmp_path, "exec sleep 600", monkeypatch)
     monkeypatch.setattr("equipoise.runs.mps.PATIENCE", 0.2)
     began = time.monotonic()
-    with multi_process_service():
+    with run_mps():
         pass
     assert len(said.read_text().splitlines()) == 2 and time.monotonic() - began < 60
     assert "MPS does not end" in caplog.text
@@ -68,7 +68,7 @@ def test_without_it_a_sentence_says_so_and_all_goes_on(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with multi_process_service():
+    with run_mps():
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert "nvidia-cuda-mps-control is not there: runs on one GPU take turns" in caplog.text
 
@@ -79,7 +79,7 @@ def test_a_driver_that_does_not_start_it_is_quoted_and_all_goes_on(
 ) -> None:
     said = control_that_says(tmp_path, "true", monkeypatch)
     (tmp_path / "nvidia-cuda-mps-control").write_text(f"#!/bin/sh\necho $1 >> {said}\necho {words} >&2\nexit 7\n")
-    with multi_process_service():
+    with run_mps():
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert f"MPS does not start ({why}): runs on one GPU take turns" in caplog.text
     assert said.read_text() == "-d\n", "what did not start is not ended"
@@ -88,7 +88,7 @@ def test_a_driver_that_does_not_start_it_is_quoted_and_all_goes_on(
 def test_somebody_elses_is_used_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = control_that_says(tmp_path, "true", monkeypatch)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/theirs")
-    with multi_process_service():
+    with run_mps():
         assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/theirs"
     assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/theirs" and not said.exists()
 

@@ -14,7 +14,7 @@ from equipoise import LUCIR, Balanced, Finetune, ILBaseline, Learner, Method, PO
 from equipoise.data.randomness import generator
 from equipoise.learner.state import new_net
 from equipoise.nets import Net
-from equipoise.nets.backbones import Backbone, PODNetResNet18, ResNet18, ResNet32, SmallNet, scale
+from equipoise.nets.backbones import Backbone, PODNetResNet18, ResNet18, ResNet32, SmallNet, choose_scale
 from equipoise.nets.heads import Head, LinearHead
 from equipoise.step import plan_for
 
@@ -273,8 +273,8 @@ def test_the_backbone_suits_the_size_of_the_images() -> None:
         backbone = method.backbone(shape)
         assert type(backbone) is kind
         assert next(backbone.parameters()).shape[1] == shape[0], "as many channels as the images have"
-    assert scale((1, 16, 16)) == "tiny" and scale((3, 17, 9)) == scale((3, 64, 64)) == "small"
-    assert scale((3, 64, 65)) == "large"
+    assert choose_scale((1, 16, 16)) == "tiny" and choose_scale((3, 17, 9)) == choose_scale((3, 64, 64)) == "small"
+    assert choose_scale((3, 64, 65)) == "large"
 
 
 @pytest.mark.parametrize(

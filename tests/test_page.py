@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equipoise.report.figures import draw, matrix_image, plt, svg
-from equipoise.report.page import page
+from equipoise.report.figures import draw, encode_matrix, plt, render_svg
+from equipoise.report.page import render_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.chrome.service import Service  # noqa: E402
@@ -147,7 +147,7 @@ def sample():
 
 def drawn(data):
     """The data with its figures drawn, as `report` does it."""
-    figures = [{**figure, "svg": svg(draw(figure), figure["title"])} for figure in data["figures"]]
+    figures = [{**figure, "svg": render_svg(draw(figure), figure["title"])} for figure in data["figures"]]
     plt.close("all")
     return {**data, "figures": figures}
 
@@ -186,7 +186,7 @@ def opened(browser, tmp_path):
         scheme = {"name": "prefers-color-scheme", "value": theme}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         path = tmp_path / "report.html"
-        path.write_text(page(drawn(data)), encoding="utf-8")
+        path.write_text(render_page(drawn(data)), encoding="utf-8")
         browser.get("about:blank")
         browser.get_log("browser")
         browser.get(path.as_uri() + fragment)
@@ -457,7 +457,7 @@ def test_a_hundred_runs_are_small_and_quick(opened):
         counts = [generator.multinomial(100, np.roll(shares, k) / shares.sum()).tolist() for k in range(100)]
         steps = [{**run["steps"][0], "step": t, "top1": generator.random() * 100} for t in range(26)]
         data["runs"].append({**run, "id": f"big {i}", "confusion": counts, "steps": steps})
-    assert len(page(drawn(data)).encode()) < 4_000_000
+    assert len(render_page(drawn(data)).encode()) < 4_000_000
     driver = opened(data)
     assert len(all_of(driver, "details")) == 103
     assert driver.execute_script("return performance.timing.domComplete - performance.timing.domLoading") < 5000
@@ -522,7 +522,7 @@ class Tree(HTMLParser):
 
 @pytest.fixture(scope="module")
 def tree():
-    return Tree(page(drawn(sample())))
+    return Tree(render_page(drawn(sample())))
 
 
 def test_ids_are_unique_and_links_lead_to_them(tree):
@@ -597,7 +597,7 @@ def test_a_run_has_all_that_is_known_of_it(tree):
 
 def test_a_drawing_has_the_colours_and_fonts_of_the_page():
     figure = sample()["figures"][0]
-    texts = [svg(draw(figure), figure["title"]) for _ in range(2)]
+    texts = [render_svg(draw(figure), figure["title"]) for _ in range(2)]
     plt.close("all")
     assert texts[0] == texts[1]
     assert not re.search("#[0-9a-f]{6}|DejaVu|<metadata|<style|<!--", texts[0].replace("#ffffff", ""))
@@ -646,7 +646,7 @@ def hostile():
 
 
 def test_hostile_names_are_only_text_as_it_is_written():
-    tree, plain = Tree(page(drawn(hostile()))), Tree(page(drawn(sample())))
+    tree, plain = Tree(render_page(drawn(hostile()))), Tree(render_page(drawn(sample())))
     assert [element["tag"] for element in tree.find("script")] == ["script"] * 2
     assert len(tree.find("img")) == len(plain.find("img")) and not any("onerror" in image for image in tree.find("img"))
     (title,) = tree.find("title")
@@ -668,7 +668,7 @@ def test_hostile_names_are_only_text_as_it_is_written():
     ],
 )
 def test_parts_may_be_missing(data, sections):
-    tree = Tree(page(drawn(data)))
+    tree = Tree(render_page(drawn(data)))
     (links,) = tree.find("div", id="sections")
     shown = [link["text"] for link in tree.find("a", links)]
     assert shown[-1] == "Runs" and (sections is None or shown == sections)
@@ -687,7 +687,7 @@ def test_parts_may_be_missing_and_nothing_complains(opened, data):
 def test_the_same_records_make_the_same_page():
     data = drawn(sample())
     before = copy.deepcopy(data)
-    assert page(data) == page(copy.deepcopy(data))
+    assert render_page(data) == render_page(copy.deepcopy(data))
     assert data == before  # and the data was left as it was
 
 
@@ -696,21 +696,21 @@ def test_what_is_no_number_is_a_dash():
     data["runs"][0] |= {"average": float("nan"), "final": float("inf")}
     data["headline"][0]["ours"] = float("nan")
     data["tables"][0]["rows"][0]["cells"][0] |= {"ours": float("nan"), "difference": float("nan")}
-    tree = Tree(text := page(drawn(data)))
+    tree = Tree(text := render_page(drawn(data)))
     numbers = tree.find("span", tree.find("details", id="run-a/run 0")[0], class_="numbers")
     assert numbers[0]["text"] == "average –final –" and not re.search(r"\bnan\b|\binf\b", text)
 
 
 def test_a_matrix_is_a_pixel_for_a_cell():
     counts = [[0, 1, 10], [100, 0, 3], [0, 0, 1000]]
-    address = matrix_image(counts)
-    assert address == matrix_image(counts)
+    address = encode_matrix(counts)
+    assert address == encode_matrix(counts)
     with Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/png;base64,")))) as picture:
         seen = np.asarray(picture.convert("RGB")).astype(int).sum(2)
     assert seen.shape == (3, 3)
     assert (np.argsort(seen.ravel(), kind="stable") == np.argsort(np.ravel(counts), kind="stable")).all()
     assert seen[0, 0] == seen[1, 1] < seen[0, 1] < seen[1, 2] < seen[0, 2] < seen[1, 0] < seen[2, 2]
     with pytest.raises(ValueError, match="'a run'"):
-        matrix_image([[1, 2], [3]], "a run")
+        encode_matrix([[1, 2], [3]], "a run")
     with pytest.raises(ValueError, match="square of counts"):
-        matrix_image([[1, -2], [3, 4]])
+        encode_matrix([[1, -2], [3, 4]])

@@ -15,21 +15,21 @@ import pytest
 from records import make_record
 
 from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, paper
-from equipoise.cli import command, reproduce
+from equipoise.cli import reproduce, run_command
 from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import COUNTS, SHAPES, load
 from equipoise.data.memory import Budget
-from equipoise.errors import unknown
+from equipoise.errors import make_unknown_error
 from equipoise.paper import match
-from equipoise.paper.match import NONE, FilledRow, fill, key, missing, recorded, wanted
+from equipoise.paper.match import NONE, FilledRow, fill, find_missing_runs, list_runs, load_records, make_key
 from equipoise.remedies import BalancedFinetuning
 from equipoise.report import grid
-from equipoise.report.collect import as_cell
+from equipoise.report.collect import collect_cell
 from equipoise.report.tables import make_grid, show_cell
 from equipoise.runs import estimate
-from equipoise.runs.command import command as words_of
-from equipoise.runs.command import run_name
-from equipoise.runs.plan import prepare, read_run, resolve, total_images
+from equipoise.runs.command import name_folder
+from equipoise.runs.command import write_command as words_of
+from equipoise.runs.plan import count_images, prepare, read_run, resolve
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Protocol, Run
 from equipoise.runs.workers import Local
@@ -42,7 +42,7 @@ OURS = {" w/ BalancedS-CE": ", Balanced", " w/ Meta BalancedS-CE": ", Meta", " w
 
 
 def every_run() -> list[Run]:
-    both = [t for table in paper.tables() for t in (table, paper.rehearsed(table))]
+    both = [t for table in paper.make_tables() for t in (table, paper.rehearse_on_digits(table))]
     return list({c.run: c.run for t in both for row in t.rows for c in row.cells if c.run is not None})
 
 
@@ -61,7 +61,7 @@ def our_name(name: str) -> str:
 def test_every_number_is_the_papers() -> None:
     published: dict[str, Any] = json.loads(NUMBERS.read_text())
     for id in ("table1", "table3"):
-        rows = {row.name: row for row in paper.table(id).rows}
+        rows = {row.name: row for row in paper.make_table(id).rows}
         assert rows.keys() == {our_name(name) for name in published[id]["rows"]}
         for name, cells in published[id]["rows"].items():
             row = rows[our_name(name)]
@@ -74,23 +74,23 @@ def test_every_number_is_the_papers() -> None:
                     mine.run and (mine.run.data.name, mine.run.protocol.steps) == (theirs["dataset"], theirs["steps"])
                 )
                 assert row.quoted or (mine.run and mine.run.protocol.memory == ("20" if id == "table1" else "0"))
-    two = {row.name: [c.paper for c in row.cells] for row in paper.table("table2").rows}
+    two = {row.name: [c.paper for c in row.cells] for row in paper.make_table("table2").rows}
     assert two == {our_name(n): [v["top1"], v["top5"]] for n, v in published["table2"]["rows"].items()}
-    four = {row.name: [c.paper for c in row.cells] for row in paper.table("table4").rows}
+    four = {row.name: [c.paper for c in row.cells] for row in paper.make_table("table4").rows}
     assert four == {our_name(n): v for n, v in published["table4"]["rows"].items()}
-    assert [c.run and c.run.protocol.memory for c in paper.table("table4").rows[0].cells] == [
+    assert [c.run and c.run.protocol.memory for c in paper.make_table("table4").rows[0].cells] == [
         str(m) for m in published["table4"]["memory"]
     ]
     for steps, at in ((5, 0), (10, 3)):
-        for row, theirs in zip(paper.table("table5").rows, published["table5"][f"steps{steps}"]):
+        for row, theirs in zip(paper.make_table("table5").rows, published["table5"][f"steps{steps}"]):
             got = {c.column.metric: c.paper for c in row.cells[at : at + 3]}
             assert got == {"final base": theirs["final_base"], "final": theirs["final"], "average": theirs["average"]}
             remedy = row.cells[at].run.method.remedy  # type: ignore[union-attr]
             assert remedy == (Meta() if theirs["alpha"] == "meta" else Balanced(theirs["alpha"]))
             assert all(c.run and c.run.protocol.steps == steps for c in row.cells[at : at + 3])
-    six = [row.cells[0].paper for row in paper.table("table6").rows]
+    six = [row.cells[0].paper for row in paper.make_table("table6").rows]
     assert six == list(published["table6"]["rows"].values())
-    shown = {row.name: row.cells[0].paper for row in paper.table("confusion").rows}
+    shown = {row.name: row.cells[0].paper for row in paper.make_table("confusion").rows}
     assert shown == {our_name(n): v for n, v in published["figures"]["confusion"].items() if n != "what"}
 
 
@@ -122,17 +122,17 @@ def test_what_is_planned_without_data_is_what_the_data_say() -> None:
     digits = load("digits")
     assert COUNTS["digits"] == tuple((digits.train.y == c).sum().item() for c in range(10))
     for one in (r for r in every_run() if r.data.name == "digits"):
-        assert estimate.images_of(one) == total_images(prepare(one, loaded=digits).work())
+        assert estimate.count_step_images(one) == count_images(prepare(one, loaded=digits).list_work())
 
 
 def test_runs_are_the_same_whatever_does_not_change_a_result() -> None:
     one = Run(ILBaseline(Balanced()), Data("digits"), Protocol(memory="20"))
-    assert key(one) == key(replace(one, protocol=Protocol(base=5, steps=5, memory="20"), seed=3))
+    assert make_key(one) == make_key(replace(one, protocol=Protocol(base=5, steps=5, memory="20"), seed=3))
     others = (replace(one, protocol=Protocol(memory="5")), replace(one, protocol=Protocol(steps=1)))
     others += (replace(one, method=ILBaseline(Balanced(0.5))), replace(one, data=Data("digits", brightness=0.25)))
     for other in others:
-        assert key(other) != key(one)
-    assert key(replace(one, recipe=one.method.recipe(plan_for(SHAPES["digits"])))) == key(one)
+        assert make_key(other) != make_key(one)
+    assert make_key(replace(one, recipe=one.method.recipe(plan_for(SHAPES["digits"])))) == make_key(one)
 
 
 def result(value: float, asked_for: Run) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def recorded_with(folder: Path, values: dict[int, float], asked_for: Run) -> mat
         (folder / str(seed)).mkdir(parents=True)
         text = json.dumps(result(value, replace(asked_for, seed=seed)))
         (folder / str(seed) / "result.json").write_text(text)
-    return recorded(folder)
+    return load_records(folder)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def recorded_with(folder: Path, values: dict[int, float], asked_for: Run) -> mat
 def test_a_cell_says_how_far_it_is_from_the_papers(
     row: str, values: dict[int, float], state: str, tmp_path: Path
 ) -> None:
-    table = paper.table("table1")
+    table = paper.make_table("table1")
     cell = next(r for r in table.rows if r.name == row).cells[0]
     assert cell.run is not None
     records = recorded_with(tmp_path / "records", values, cell.run) if values else NONE
@@ -183,7 +183,7 @@ def test_a_cell_says_how_far_it_is_from_the_papers(
 
 def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path: Path) -> None:
     """In the paper's own tables: marked, and still wanted."""
-    table, beyond = paper.table("table6"), paper.table("batches")
+    table, beyond = paper.make_table("table6"), paper.make_table("batches")
     asked_for = next(row.cells[0].run for row in table.rows if row.name == "Balanced")
     assert asked_for is not None and asked_for.recipe is not None and asked_for.recipe.last == "short"
     joined = Run(ILBaseline(Balanced()), protocol=Protocol(steps=5))
@@ -199,7 +199,7 @@ def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path:
     cell = balanced(records)
     assert cell.joined and cell.last == "joined" and cell.values == [62.0, 63.0] and cell.command == words_of(asked_for)
     assert balanced(records, seeds=1).values == [62.0]
-    assert missing([asked_for], records) == [asked_for], "it is to be measured all the same"
+    assert find_missing_runs([asked_for], records) == [asked_for], "it is to be measured all the same"
     assert both_ways(records) == [[62.0, 63.0], []], "what compares the two ways takes neither for the other"
     timed = next(row.cells[0] for row in fill(replace(table, alone=True), records) if row.row.name == "Balanced")
     assert timed.state == "missing" and not timed.joined
@@ -207,38 +207,38 @@ def test_joined_batches_stand_in_where_short_ones_are_not_recorded_yet(tmp_path:
     assert grid.render_markdown(shown).count("ʲ") == 2 and "ʲ measured with joined" in grid.render_markdown(shown)
     assert grid.render_latex(shown).count("$^{j}$") == 2 and "ʲ" not in grid.render_latex(shown)
     assert grid.colour_cell(show_cell(cell)).plain == "62.50 ± 0.71 (62.22, +0.28ʲ, 2 seeds)"
-    assert as_cell(cell)["why"] == "measured with joined batches: with short ones there is no record yet"
+    assert collect_cell(cell)["why"] == "measured with joined batches: with short ones there is no record yet"
     unpublished = replace(cell, cell=replace(cell.cell, paper=None))
     assert grid.colour_cell(show_cell(unpublished)).plain == "62.50 ± 0.71 (ʲ, 2 seeds)"
 
     recorded_with(tmp_path / "short", {0: 61.0}, asked_for)
-    records = recorded(tmp_path)
+    records = load_records(tmp_path)
     cell = balanced(records)
     assert cell.values == [61.0] and not cell.joined and cell.last == "short", "never both in one mean"
-    assert missing([asked_for], records) == [] and both_ways(records) == [[62.0, 63.0], [61.0]]
+    assert find_missing_runs([asked_for], records) == [] and both_ways(records) == [[62.0, 63.0], [61.0]]
     shown = make_grid(table, [FilledRow(table.rows[0], (cell,))])
-    assert "ʲ" not in grid.render_markdown(shown) and as_cell(cell)["why"] is None
+    assert "ʲ" not in grid.render_markdown(shown) and collect_cell(cell)["why"] is None
     assert balanced(NONE).last == "short" and not balanced(NONE).joined
 
 
 def test_quoted_rows_and_missing_data_are_never_measured() -> None:
-    rows = {row.row.name: row.cells for row in fill(paper.table("table1"), recorded(ROOT / "results"))}
+    rows = {row.row.name: row.cells for row in fill(paper.make_table("table1"), load_records(ROOT / "results"))}
     assert {c.state for c in rows["TPCIL"]} == {"quoted"} and all(not c.found for c in rows["TPCIL"])
     needs = [c.needs for c in rows["PODNet"]]
     assert needs == [None] * 3 + ["imagenet"] * 5
-    assert fill(paper.table("table4"), NONE)[2].cells[0].state == "none"  # Meta with one image: no such run
+    assert fill(paper.make_table("table4"), NONE)[2].cells[0].state == "none"  # Meta with one image: no such run
 
 
 def test_each_run_is_wanted_once_and_what_is_recorded_is_not_missing(tmp_path: Path) -> None:
-    tables = [paper.table(name) for name in ("table1", "table4", "table6")]
-    runs = wanted(tables, 2)
-    assert len({(key(r), r.seed) for r in runs}) == len(runs)
+    tables = [paper.make_table(name) for name in ("table1", "table4", "table6")]
+    runs = list_runs(tables, 2)
+    assert len({(make_key(r), r.seed) for r in runs}) == len(runs)
     assert {r.data.name for r in runs} == {"cifar100"} and {r.seed for r in runs} == {0, 1}
     one = runs[0]
     records = recorded_with(tmp_path, {0: 41.0}, one)
-    left = missing(runs, records)
+    left = find_missing_runs(runs, records)
     assert len(left) == len(runs) - 1
-    assert [r.seed for r in left if key(r) == key(one)] == [1]
+    assert [r.seed for r in left if make_key(r) == make_key(one)] == [1]
 
 
 # The button -------------------------------------------------------------------------------------------------------
@@ -253,10 +253,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Path:
 
 def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["paper", "confusion", "--dataset", "digits", "--rows", "il-baseline,nothing", "--results", "records"]
-    assert command(words) == 2
+    assert run_command(words) == 2
     assert "unknown row 'nothing'" in capfd.readouterr().err
     words[words.index("--rows") + 1] = "IL-Baseline, Balanced"
-    assert command([*words, "--dry-run"]) == 0
+    assert run_command([*words, "--dry-run"]) == 0
     listed = capfd.readouterr().out
     asked_for = (
         "equipoise run il-baseline --remedy balanced --dataset digits --steps 5 --memory 20 --seed 0 --last short"
@@ -264,18 +264,18 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     assert asked_for in listed and "1 run(s)" in listed and not (here / "records").exists()
     assert (here / "cache" / "speed.json").is_file()
 
-    assert command([*words, "--workers", "1"]) == 0
+    assert run_command([*words, "--workers", "1"]) == 0
     out, err = capfd.readouterr()
     assert "1 of 1 done" in err and "done" not in out
     (made,) = (here / "records").rglob("result.json")
     final = json.loads(made.read_text())["final"]["top1"]
     assert f"{final:.2f}" in out and made.parent.parent == here / "records" / "digits"
     written = made.stat().st_mtime_ns
-    assert command([*words, "--format", "csv"]) == 0
+    assert run_command([*words, "--format", "csv"]) == 0
     again = capfd.readouterr()
     assert made.stat().st_mtime_ns == written and "running" not in again.out + again.err
     assert f"{final:.4f}" in again.out and asked_for in again.out
-    assert command([*words, "--dry-run"]) == 0
+    assert run_command([*words, "--dry-run"]) == 0
     assert "nothing is missing" in capfd.readouterr().out
     # What the table asks for and what `run` does are one and the same.
     shutil.rmtree(here / "cache")
@@ -295,7 +295,7 @@ def test_timed_runs_reuse_nothing_and_show_seconds(
 
     monkeypatch.setattr(Local, "do", noting)
     words = ["paper", "costs", "--dataset", "digits", "--rows", "meta", "--results", "records", "--format", "csv"]
-    assert command([*words, "--workers", "2"]) == 0
+    assert run_command([*words, "--workers", "2"]) == 0
     assert asked_of == [1]  # one at a time, whatever was said
     (made,) = (here / "records" / "alone").rglob("result.json")
     result = json.loads(made.read_text())
@@ -308,10 +308,10 @@ def test_timed_runs_reuse_nothing_and_show_seconds(
 
 def test_several_tables_have_one_head_in_csv(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["paper", "table1", "table6", "--format", "csv", "--no-run", "--results", str(ROOT / "results")]
-    assert command([*words, "--commands"]) == 0
+    assert run_command([*words, "--commands"]) == 0
     lines = list(csv.DictReader(capfd.readouterr().out.splitlines()))
     assert {line["table"] for line in lines} == {"table1", "table6"}
-    assert command(["paper", "table6", "--no-run", "--commands", "--results", str(ROOT / "results")]) == 0
+    assert run_command(["paper", "table6", "--no-run", "--commands", "--results", str(ROOT / "results")]) == 0
     out = capfd.readouterr().out
     assert "\nloss rescaling, CIFAR-100, 5 steps: equipoise run il-baseline --remedy loss-rescaling" in out
     assert not list(here.rglob("run.json"))
@@ -345,7 +345,7 @@ def test_a_speed_is_measured_with_as_few_images_as_it_allows(remedy: Any, monkey
 def test_the_speed_of_every_run_of_the_tables_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joint training too, which takes no memory but all."""
     monkeypatch.setattr(estimate, "measure_in_process", estimate.measure_speed)
-    runs = wanted([paper.rehearsed(table) for table in paper.tables()], 1)
+    runs = list_runs([paper.rehearse_on_digits(table) for table in paper.make_tables()], 1)
     said: list[str] = []
     assert estimate.estimate(runs, "cpu", said.append).seconds > 0
     assert {words.split()[4] for words in said} >= {"il-baseline", "lucir", "podnet", "fine-tuning", "joint"}
@@ -373,7 +373,7 @@ def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPat
     assert estimate.estimate([learned], "cpu") == (pytest.approx(base + 1.1 * (later - held)), 700.0)
     refitted = replace(balanced, method=ILBaseline(BalancedFinetuning()))
     refits = [20 * 20 * classes for classes in (6, 7, 8, 9, 10)]
-    more = [a - b for a, b in zip(estimate.images_of(refitted), estimate.images_of(standard))]
+    more = [a - b for a, b in zip(estimate.count_step_images(refitted), estimate.count_step_images(standard))]
     assert more == [0, *refits]
     assert estimate.estimate([refitted], "cpu").seconds == pytest.approx(base + later + sum(refits) / 100)
 
@@ -381,7 +381,7 @@ def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPat
 def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = paper.rehearsed(paper.table("confusion"))
+    table = paper.rehearse_on_digits(paper.make_table("confusion"))
     good, bad, _ = table.rows
     run_of = bad.cells[0].run
     assert run_of is not None and good.cells[0].run is not None
@@ -390,7 +390,7 @@ def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
     broken = (replace(bad.cells[0], run=replace(run_of, recipe=replace(short, lr=1e9))),)
     made = replace(table, rows=(replace(bad, cells=broken), replace(good, cells=cells)))
     monkeypatch.setattr(reproduce, "choose_tables", lambda *words: [made])
-    assert command(["paper", "confusion", "--workers", "1"]) == 1
+    assert run_command(["paper", "confusion", "--workers", "1"]) == 1
     said = capfd.readouterr()
     assert "diverged" in said.err and "1 of 2 runs failed" in said.err
     assert len(list((here / "results").rglob("result.json"))) == 1
@@ -414,7 +414,7 @@ def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
 def test_what_cannot_be_done_is_one_sentence(
     words: list[str], code: int, says: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["paper", *words]) == code
+    assert run_command(["paper", *words]) == code
     err = capfd.readouterr().err
     assert says in err and "Traceback" not in err
     assert not list(here.rglob("run.json"))
@@ -466,7 +466,7 @@ def test_what_cannot_be_done_is_one_sentence(
     ],
 )
 def test_methods_are_set_as_the_originals_set_them(id: str, row: str, column: str, words: str) -> None:
-    cells = next(one.cells for one in paper.table(id).rows if one.name == row)
+    cells = next(one.cells for one in paper.make_table(id).rows if one.name == row)
     run = next(cell.run for cell in cells if cell.column.id == column)
     assert run is not None
     said = re.sub(r"--(remedy|dataset|steps|memory|seed|base) \S+", "", words_of(run)).split()[3:]
@@ -480,9 +480,9 @@ def test_the_overview_names_every_table(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "find_speed", lambda *words: estimate.Speed(1e4, 1e4, 1.0))
-    assert command(["paper", "--dataset", "digits"]) == 0
+    assert run_command(["paper", "--dataset", "digits"]) == 0
     out = capfd.readouterr().out
-    assert all((table.id in out) == bool(paper.rehearsed(table).rows) for table in paper.tables())
+    assert all((table.id in out) == bool(paper.rehearse_on_digits(table).rows) for table in paper.make_tables())
     assert "table2" not in out, "it is of ImageNet alone"
 
 
@@ -490,10 +490,10 @@ def test_the_overview_measures_no_speed_unless_the_time_is_asked_for(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "find_speed", None)
-    assert command(["paper", "--dataset", "digits"]) == 0
+    assert run_command(["paper", "--dataset", "digits"]) == 0
     assert "one at a time" not in capfd.readouterr().out
     monkeypatch.setattr(estimate, "find_speed", lambda *words: estimate.Speed(1e4, 1e4, 1.0))
-    assert command(["paper", "--dataset", "digits", "--dry-run"]) == 0
+    assert run_command(["paper", "--dataset", "digits", "--dry-run"]) == 0
     out = capfd.readouterr().out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("table6"))
     assert "one at a time" in out and re.search(r"\d (s|min)\b", line)
@@ -503,10 +503,10 @@ def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "find_speed", lambda *words: estimate.Speed(1e6, 1e6, 1.0))
-    assert command(["paper", "--results", str(ROOT / "results")]) == 0
+    assert run_command(["paper", "--results", str(ROOT / "results")]) == 0
     out = capfd.readouterr().out
-    runs = wanted([paper.table("table1")], 1)
-    left = missing(runs, recorded(ROOT / "results"))
+    runs = list_runs([paper.make_table("table1")], 1)
+    left = find_missing_runs(runs, load_records(ROOT / "results"))
     (line,) = (line for line in out.splitlines() if line.strip().startswith("table1"))
     assert f" {len(runs)} " in line and f" {len(left)} " in line and "35 runs need" in line
     (line,) = (line for line in out.splitlines() if line.strip().startswith("table2"))
@@ -514,16 +514,16 @@ def test_the_overview_counts_what_is_recorded_and_what_is_not_here(
 
 
 def test_a_rehearsal_has_every_row_that_has_a_run() -> None:
-    for table in paper.tables():
+    for table in paper.make_tables():
         could = [(row.name, c.run) for row in table.rows for c in row.cells if c.run and c.run.data.name == "cifar100"]
-        small = paper.rehearsed(table)
+        small = paper.rehearse_on_digits(table)
         assert {row.name for row in small.rows} == {name for name, run in could if run.protocol.steps == 5}
         assert all(c.paper is None and c.run and c.run.data.name == "digits" for row in small.rows for c in row.cells)
         for row in small.rows:
             for cell in row.cells:
                 assert cell.run is not None
                 prepare(cell.run, loaded=DIGITS)
-    for row in paper.rehearsed(paper.table("batches")).rows:
+    for row in paper.rehearse_on_digits(paper.make_table("batches")).rows:
         joined, short = (cell.run for cell in row.cells)
         assert joined and short and joined.recipe is None
         assert short.recipe == replace(short.method.recipe(plan_for(SHAPES["digits"])), last="short")
@@ -534,7 +534,7 @@ def test_a_run_has_one_folder_whichever_table_asks_for_it() -> None:
     folders: dict[str, set[str]] = {}
     for each in every_run():
         if each.data.name == "cifar100":
-            folders.setdefault(key(each), set()).add(run_name(each))
+            folders.setdefault(make_key(each), set()).add(name_folder(each))
     assert len(folders) > 100 and all(len(names) == 1 for names in folders.values())
 
 
@@ -543,11 +543,11 @@ DIGITS = load("digits")
 
 def test_an_unknown_table_is_refused() -> None:
     with pytest.raises(UsageError, match="table7"):
-        paper.table("table7")
+        paper.make_table("table7")
 
 
 def test_of_very_many_rows_the_nearest_are_named() -> None:
-    said = str(unknown("row", "lucir, 5 step, ε 7", [row.name for row in paper.table("epsilon").rows]))
+    said = str(make_unknown_error("row", "lucir, 5 step, ε 7", [row.name for row in paper.make_table("epsilon").rows]))
     assert said.startswith("unknown row 'lucir, 5 step, ε 7': did you mean 'LUCIR, 5 steps, ε ")
     assert said.endswith("; and 28 more") and said.count(";") == 8
 
@@ -558,38 +558,38 @@ def test_what_is_recorded_is_printed_with_all_its_seeds(here: Path, capfd: pytes
     )
     words = ["paper", "table6", "--dataset", "cifar100", "--rows", "Balanced", "--no-run", "--format", "csv"]
     for more, said in (([], ["61.0000", "1.0000", "3"]), (["--seeds", "1"], ["60.0000", "", "1"])):
-        assert command([*words, *more]) == 0
+        assert run_command([*words, *more]) == 0
         (line,) = csv.DictReader(capfd.readouterr().out.splitlines())
         assert [line["ours"], line["std"], line["seeds"]] == said and line["last"] == "joined"
-    assert command([*words[:-1], "latex"]) == 0
+    assert run_command([*words[:-1], "latex"]) == 0
     assert r"$^{j}$, 3 seeds)" in capfd.readouterr().out
 
 
 def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Nothing is measured for it, and what this version cannot load has its published numbers."""
     monkeypatch.setattr(estimate, "measure_speed", None)
-    assert command(["paper", "--no-run"]) == 0
+    assert run_command(["paper", "--no-run"]) == 0
     said = capfd.readouterr()
     assert "table1" in said.out and said.err == "results is not there: nothing is recorded yet\n"
-    assert command(["paper", "table1", "--dataset", "imagenet", "--no-run", "--format", "csv"]) == 0
+    assert run_command(["paper", "table1", "--dataset", "imagenet", "--no-run", "--format", "csv"]) == 0
     assert ",needs imagenet," in capfd.readouterr().out
-    assert command(["paper", "costs", "--no-run", "--commands"]) == 0
+    assert run_command(["paper", "costs", "--no-run", "--commands"]) == 0
     said = capfd.readouterr().out
     assert "IL-Baseline, Meta: equipoise run il-baseline --remedy meta --alpha-lr 1" in said
     assert said.count(" --store none\n") == 8, "a timing reuses nothing"
-    assert command(["paper", "table1", "--no-run", "--dry-run"]) == 2
+    assert run_command(["paper", "table1", "--no-run", "--dry-run"]) == 2
     assert "ask for one of them" in capfd.readouterr().err
 
 
 def test_a_timing_is_found_beside_a_record_that_reused_a_step(tmp_path: Path) -> None:
-    timed = next(row.cells[0].run for row in paper.table("costs").rows)
+    timed = next(row.cells[0].run for row in paper.make_table("costs").rows)
     assert timed is not None
     recorded_with(tmp_path / "a", {0: 41.0}, timed)
     (file,) = (tmp_path / "a").rglob("result.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"reused": {"steps": [0]}}))
-    assert missing([timed], recorded(tmp_path), alone=True) == [timed]
+    assert find_missing_runs([timed], load_records(tmp_path), alone=True) == [timed]
     recorded_with(tmp_path / "b", {0: 42.0}, timed)
-    assert missing([timed], recorded(tmp_path), alone=True) == []
+    assert find_missing_runs([timed], load_records(tmp_path), alone=True) == []
 
 
 def test_the_memory_of_a_table_is_one_that_runs_take() -> None:

@@ -368,7 +368,7 @@ def test_fine_tuning_after_the_base_step_moves_all_proxies_and_the_statistics_on
 
 def test_a_base_step_of_nca_is_not_taken_for_that_of_another_loss() -> None:
     runs = [Run(PODNet(remedy), Data("digits")) for remedy in (Standard(), Balanced())]
-    one, other = (prepare(run, Machine("cpu")).step_keys()[0] for run in runs)
+    one, other = (prepare(run, Machine("cpu")).compute_keys()[0] for run in runs)
     assert one is not None and one != other
 
 

@@ -30,7 +30,7 @@ FAST = Recipe(epochs=1, lr=0.05, batch=32)
 
 def digits() -> Images:
     train = load("digits").train
-    return train[torch.cat([train.positions(k, k + 1)[:20] for k in range(6)])]
+    return train[torch.cat([train.find_positions(k, k + 1)[:20] for k in range(6)])]
 
 
 def learner(method: Method | None = None) -> Learner:
@@ -40,7 +40,7 @@ def learner(method: Method | None = None) -> Learner:
 def test_positions_are_never_taken_for_those_in_other_images(tmp_path: Path) -> None:
     images = digits()
     made = learner().learn(images, range(2))
-    where = images.positions(2, 4)
+    where = images.find_positions(2, 4)
     with pytest.raises(UsageError, match="positions in other images"):
         made.learn(images.x[where], images.y[where].tolist())
     with pytest.raises(UsageError, match="positions in other images"):

@@ -29,12 +29,19 @@ from equipoise import (
     UsageError,
 )
 from equipoise.data import datasets
-from equipoise.engine.train import Epoch, Position, Tell
+from equipoise.engine.train import Callbacks, Epoch, Position
 from equipoise.learner import progress
-from equipoise.runs.folder import last_epoch
+from equipoise.runs.folder import read_last_epoch
 from equipoise.runs.plan import Training
-from equipoise.runs.progress import QueueWatch, Standing, Watch, fraction_done, queue_status, queue_words
-from equipoise.runs.queue import Job, cost, sort_longest_first
+from equipoise.runs.progress import (
+    QueueStatus,
+    QueueWatch,
+    Watch,
+    compute_fraction_done,
+    describe_queue,
+    read_queue_status,
+)
+from equipoise.runs.queue import Job, estimate_cost, sort_longest_first
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Protocol, Run
 
@@ -53,16 +60,18 @@ def test_what_is_left_goes_by_the_last_epoch(tmp_path: Path) -> None:
     a = job(tmp_path / "a", "", (1000, 200, 300), line(0, 10), line(1, 3, 50.0))
     b = job(tmp_path / "b", "", (1000, 200, 300), line(0, 4, 70.0))
     c = job(tmp_path / "c")
-    assert queue_status([a, b, c], [a, b]) == Standing(0, 0, 2, 1, 140 + 300 + 600 + 500 + 1500, 120.0)
-    assert queue_status([a, b, c], [b]) == Standing(0, 0, 1, 2, 140 + 300 + 600 + 500 + 1500, 70.0), "a is at rest"
-    assert queue_status([c], []) == Standing(0, 0, 0, 1, 1500, 0.0)
+    assert read_queue_status([a, b, c], [a, b]) == QueueStatus(0, 0, 2, 1, 140 + 300 + 600 + 500 + 1500, 120.0)
+    assert read_queue_status([a, b, c], [b]) == QueueStatus(0, 0, 1, 2, 140 + 300 + 600 + 500 + 1500, 70.0), (
+        "a is at rest"
+    )
+    assert read_queue_status([c], []) == QueueStatus(0, 0, 0, 1, 1500, 0.0)
 
 
 def test_a_step_with_several_stages_goes_by_its_images(tmp_path: Path) -> None:
     """What is left of a step is the part of its images, not of its epochs, that is not done."""
     late = {**line(1, 1, 50.0), "stage": "refit", "done": 0.95}
     a = job(tmp_path / "a", "", (1000, 200, 300), line(0, 10), line(1, 10), late)
-    assert queue_status([a], [a]) == Standing(0, 0, 1, 0, pytest.approx(10 + 300), 50.0)
+    assert read_queue_status([a], [a]) == QueueStatus(0, 0, 1, 0, pytest.approx(10 + 300), 50.0)
 
 
 STEPS = [[Training("train", 4, 250)], [Training("train", 4, 100), Training("refit", 10, 20)], []]
@@ -79,7 +88,7 @@ STEPS = [[Training("train", 4, 250)], [Training("train", 4, 100), Training("refi
     ],
 )
 def test_how_much_of_a_step_is_done(t: int, stage: str, epochs: float, done: float) -> None:
-    assert fraction_done(STEPS[t], stage, epochs) == pytest.approx(done)
+    assert compute_fraction_done(STEPS[t], stage, epochs) == pytest.approx(done)
 
 
 @pytest.mark.parametrize(
@@ -95,37 +104,37 @@ def test_a_watch_knows_how_long_it_takes(t: int, stage: str, epoch: int, left: f
     watch.begin(STEPS)
     epochs = next(part.epochs for part in STEPS[t] if part.stage == stage)
     e = Epoch(t, stage, epoch, epochs, 0.5, 0.1, None, 10.0, 1.0)
-    assert watch.left(e) == pytest.approx(left / 10) and watch.words(e) == words
-    assert watch.words(e._replace(alpha=0.25)).count(", α 0.250,") == 1
+    assert watch.estimate_time_left(e) == pytest.approx(left / 10) and watch.describe_epoch(e) == words
+    assert watch.describe_epoch(e._replace(alpha=0.25)).count(", α 0.250,") == 1
 
 
 def test_what_is_over_is_counted_and_has_nothing_left(tmp_path: Path) -> None:
     jobs = [job(tmp_path / name, "", (1000, 200), line(0, 5)) for name in "abcd"]
     jobs[0].result = {}
     jobs[1].failure = jobs[2].failure = "no"
-    assert queue_status(jobs, [jobs[3]]) == Standing(1, 2, 1, 0, 700, 100.0)
+    assert read_queue_status(jobs, [jobs[3]]) == QueueStatus(1, 2, 1, 0, 700, 100.0)
 
 
 def test_a_shared_base_step_is_counted_once_as_far_as_it_has_come(tmp_path: Path) -> None:
     jobs = [job(tmp_path / name, "x", (1000, 200)) for name in "ab"]
     jobs.append(job(tmp_path / "c", "x", (1000, 200), line(0, 6)))
     other = job(tmp_path / "d", "y", (500, 200))
-    assert queue_status([*jobs, other], [jobs[2]]).left == 400 + 3 * 200 + 700
-    assert queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
+    assert read_queue_status([*jobs, other], [jobs[2]]).left == 400 + 3 * 200 + 700
+    assert read_queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 600 + 700
     (tmp_path / "c" / "metrics.jsonl").write_text(json.dumps(line(0, 10)) + "\n")
-    assert queue_status([*jobs, other], [jobs[2]]).left == 3 * 200 + 700, "c has it, so all have it"
-    assert queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 200 + 700
+    assert read_queue_status([*jobs, other], [jobs[2]]).left == 3 * 200 + 700, "c has it, so all have it"
+    assert read_queue_status([*jobs, other], [jobs[2]], shared=False).left == 1200 + 1200 + 200 + 700
 
 
 def test_a_base_step_is_there_by_a_result_or_its_last_epoch_alone(tmp_path: Path) -> None:
     gone, there = (job(tmp_path / name, "x", (1000, 200)) for name in "ab")
     gone.failure = "diverged"
-    assert queue_status([gone, there], []).left == 1200, "it failed before there was one"
+    assert read_queue_status([gone, there], []).left == 1200, "it failed before there was one"
     (gone.folder / "metrics.jsonl").write_text(json.dumps(line(1, 1)) + "\n")
-    assert queue_status([gone, there], []).left == 200, "it failed after"
+    assert read_queue_status([gone, there], []).left == 200, "it failed after"
     (gone.folder / "metrics.jsonl").unlink()
     gone.failure, gone.result = None, {}
-    assert queue_status([gone, there], []).left == 200, "it is done"
+    assert read_queue_status([gone, there], []).left == 200, "it is done"
 
 
 def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> None:
@@ -133,10 +142,10 @@ def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> No
     b = job(tmp_path / "b", "", (1000,), line(0, 1, 40.0))
     c, d = job(tmp_path / "c"), job(tmp_path / "d")
     nothing = job(tmp_path / "e", "", (0, 0))  # it trains on nothing, and never will have an epoch
-    assert queue_status([a, b, c, d], [a, b, c]).speed == 210
-    assert queue_status([a, b, c, d], [a, b, c, d]).speed == 280
-    assert queue_status([a, b, c, d, nothing], [a, b, nothing]).speed == 140
-    assert queue_status([a, b, c, d], [c, d]).speed == 0
+    assert read_queue_status([a, b, c, d], [a, b, c]).speed == 210
+    assert read_queue_status([a, b, c, d], [a, b, c, d]).speed == 280
+    assert read_queue_status([a, b, c, d, nothing], [a, b, nothing]).speed == 140
+    assert read_queue_status([a, b, c, d], [c, d]).speed == 0
 
 
 @pytest.mark.parametrize(
@@ -151,22 +160,22 @@ def test_whoever_has_no_speed_yet_is_as_fast_as_the_others(tmp_path: Path) -> No
     ],
 )
 def test_the_last_whole_line_is_the_last_epoch(text: str, found: Any, tmp_path: Path) -> None:
-    assert last_epoch(tmp_path) is None
+    assert read_last_epoch(tmp_path) is None
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert last_epoch(tmp_path) == found
+    assert read_last_epoch(tmp_path) == found
 
 
 @pytest.mark.parametrize(
     "now, words",
     [
-        (Standing(1, 0, 2, 3, 0.0, 0.0), "1 of 6 done, 2 running, 3 waiting"),
-        (Standing(1, 4, 2, 0, 500.0, 0.0), "1 of 7 done, 2 running, 4 failed"),
-        (Standing(0, 1, 2, 3, 9000.0, 100.0), "0 of 6 done, 2 running, 3 waiting, 1 failed, 1 min 30 s left"),
-        (Standing(3, 0, 0, 0, 0.0, 100.0), "3 of 3 done, 0 running"),
+        (QueueStatus(1, 0, 2, 3, 0.0, 0.0), "1 of 6 done, 2 running, 3 waiting"),
+        (QueueStatus(1, 4, 2, 0, 500.0, 0.0), "1 of 7 done, 2 running, 4 failed"),
+        (QueueStatus(0, 1, 2, 3, 9000.0, 100.0), "0 of 6 done, 2 running, 3 waiting, 1 failed, 1 min 30 s left"),
+        (QueueStatus(3, 0, 0, 0, 0.0, 100.0), "3 of 3 done, 0 running"),
     ],
 )
-def test_it_is_said_in_one_line(now: Standing, words: str) -> None:
-    assert queue_words(now) == words
+def test_it_is_said_in_one_line(now: QueueStatus, words: str) -> None:
+    assert describe_queue(now) == words
 
 
 @pytest.fixture
@@ -249,9 +258,11 @@ def test_what_takes_longest_is_begun_first() -> None:
 
     plain, lucir = made(ILBaseline(), 500, 1000), made(LUCIR(), 500, 1000)
     podnet, meta = made(PODNet(), 500, 1000), made(ILBaseline(Meta()), 500, 1000)
-    assert [round(cost(one)) for one in (plain, lucir, meta, podnet)] == [1500, 1608, 1727, 1768]
-    assert round(cost(made(LUCIR(Meta()), 500, 1000))) == 1859, "both"
-    assert cost(made(PODNet(), 500)) == 500 and cost(made(PODNet())) == 0, "no base step has a teacher"
+    assert [round(estimate_cost(one)) for one in (plain, lucir, meta, podnet)] == [1500, 1608, 1727, 1768]
+    assert round(estimate_cost(made(LUCIR(Meta()), 500, 1000))) == 1859, "both"
+    assert estimate_cost(made(PODNet(), 500)) == 500 and estimate_cost(made(PODNet())) == 0, (
+        "no base step has a teacher"
+    )
     longer, shorter = made(ILBaseline(), 500, 1269), made(ILBaseline(), 500, 1268)  # just more and less than PODNet
     same = made(ILBaseline(), 1000, 500)
     jobs = [plain, same, shorter, lucir, podnet, meta, longer]
@@ -275,7 +286,7 @@ class Terminal(io.StringIO):
 
 def learn(*classes: int, learner: Learner | None = None, **settings: Any) -> Learner:
     learner = learner or Learner(ILBaseline(BalancedFinetuning(Finetune(3))), 5, recipe=RECIPE, device="cpu")
-    where = TRAIN.positions(classes[0], classes[-1] + 1)
+    where = TRAIN.find_positions(classes[0], classes[-1] + 1)
     return learner.learn(TRAIN.x[where], TRAIN.y[where], **settings)
 
 
@@ -350,7 +361,7 @@ def test_the_time_left_goes_by_what_was_measured(monkeypatch: pytest.MonkeyPatch
     before: Any = SimpleNamespace(plan=plan, method=ILBaseline(), images=on)
     with progress.Progress(before, live, True) as line:
         monkeypatch.setattr(line, "say", lines.append)
-        tell = line.watch(Tell())
+        tell = line.watch(Callbacks())
         clock[0] = 3600.0
         tell.batch(0.5)
         assert line.left is None

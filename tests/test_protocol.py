@@ -15,9 +15,9 @@ from torch import Tensor
 
 from equipoise import DataError, UsageError
 from equipoise.data import datasets
-from equipoise.data.images import Images, join
-from equipoise.data.protocol import class_order, step_sizes
-from equipoise.runs.metrics import confusion_matrix, forgetting, percent, summary
+from equipoise.data.images import Images, join_images
+from equipoise.data.protocol import order_classes, split_classes
+from equipoise.runs.metrics import confusion_matrix, forgetting, summarise, to_percent
 from equipoise.runs.plan import prepare
 from equipoise.runs.settings import Data, Machine, Protocol, Run
 
@@ -35,14 +35,14 @@ CIFAR_1993 = """
 
 
 def test_the_order_of_cifar_100() -> None:
-    order = class_order("1993", 100)
+    order = order_classes("1993", 100)
     assert order == [int(word) for word in CIFAR_1993.split()]
     assert order[:10] == [68, 56, 78, 8, 23, 84, 90, 65, 74, 76] and order[-5:] == [67, 29, 49, 57, 33]
     assert all(type(k) is int for k in order)
 
 
 def test_the_order_of_a_thousand_classes() -> None:
-    order = class_order("1993", 1000)
+    order = order_classes("1993", 1000)
     assert order[:10] == [54, 7, 894, 512, 126, 337, 988, 11, 284, 493]
     assert order[-5:] == [285, 225, 945, 697, 417]
 
@@ -51,27 +51,27 @@ def test_a_seed_leaves_numpys_global_generator_alone() -> None:
     np.random.seed(5)
     expected = np.random.rand()
     np.random.seed(5)
-    class_order("1993", 100)
+    order_classes("1993", 100)
     assert np.random.rand() == expected
 
 
 @properties
 @given(seed=st.integers(0, 2**32 - 1), classes=st.integers(1, 200))
 def test_every_seed_gives_each_class_once(seed: int, classes: int) -> None:
-    order = class_order(str(seed), classes)
+    order = order_classes(str(seed), classes)
     assert sorted(order) == list(range(classes))
-    assert order == class_order(str(seed), classes)
+    assert order == order_classes(str(seed), classes)
 
 
 def test_natural_order() -> None:
-    assert class_order("natural", 7) == [0, 1, 2, 3, 4, 5, 6]
+    assert order_classes("natural", 7) == [0, 1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("text", ["3 1 0 2", "3,1,0,2", "3, 1,\n0\t2\n", "\n3\n1\n0\n2\n\n"])
 def test_an_order_from_a_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "order.txt"
     path.write_text(text)
-    assert class_order(str(path), 4) == [3, 1, 0, 2]
+    assert order_classes(str(path), 4) == [3, 1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -81,32 +81,32 @@ def test_a_bad_order_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "order.txt"
     path.write_text(text)
     with pytest.raises(DataError, match=r"order\.txt"):
-        class_order(str(path), 4)
+        order_classes(str(path), 4)
 
 
 def test_an_order_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "order.bin"
     path.write_bytes(bytes(range(256)))
     with pytest.raises(DataError, match=r"order\.bin"):
-        class_order(str(path), 4)
+        order_classes(str(path), 4)
 
 
 @pytest.mark.parametrize("order", ["nowhere.txt", "Natural", "-1", "1.5", "", "4294967296", "99999999999999999999"])
 def test_what_is_no_order_is_refused(order: str) -> None:
     with pytest.raises(UsageError, match="order"):
-        class_order(order, 4)
+        order_classes(order, 4)
 
 
 @pytest.mark.parametrize("order", ["²", "1²"])
 def test_what_only_looks_like_a_number_is_refused_too(order: str) -> None:
     """`"²".isdigit()` is true, and yet it is no number for `int`."""
     with pytest.raises(UsageError, match="order"):
-        class_order(order, 4)
+        order_classes(order, 4)
 
 
 def test_a_folder_is_no_order(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="order"):
-        class_order(str(tmp_path), 4)
+        order_classes(str(tmp_path), 4)
 
 
 # Steps --------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_folder_is_no_order(tmp_path: Path) -> None:
     ],
 )
 def test_steps(classes: int, base: int, steps: int, sizes: tuple[int, ...]) -> None:
-    assert step_sizes(classes, base, steps) == sizes
+    assert split_classes(classes, base, steps) == sizes
 
 
 @settings(properties, max_examples=400)
@@ -132,9 +132,9 @@ def test_steps_bring_all_classes_or_are_refused(classes: int, base: int, steps: 
     rest = classes - base
     if base < 2 or base >= classes or not any(k * steps == rest for k in range(1, max(1, rest) + 1)):
         with pytest.raises(UsageError):
-            step_sizes(classes, base, steps)
+            split_classes(classes, base, steps)
         return
-    sizes = step_sizes(classes, base, steps)
+    sizes = split_classes(classes, base, steps)
     assert sum(sizes) == classes and sizes[0] == base and len(set(sizes[1:])) == 1 and len(sizes) == steps + 1
 
 
@@ -151,7 +151,7 @@ def test_steps_bring_all_classes_or_are_refused(classes: int, base: int, steps: 
 )
 def test_a_refusal_says_what_would_do(base: Any, steps: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        step_sizes(100, base, steps)
+        split_classes(100, base, steps)
 
 
 # Labels -------------------------------------------------------------------------------------------------------
@@ -160,14 +160,14 @@ def test_a_refusal_says_what_would_do(base: Any, steps: Any, words: str) -> None
 def test_labels_become_positions_in_the_order_in_both_sets() -> None:
     plan = prepare(Run(data=Data("digits"), protocol=Protocol(base=4, steps=3, order="1993")), Machine("cpu"))
     digits = datasets.load("digits")
-    assert plan.order == class_order("1993", 10) != list(range(10))
+    assert plan.order == order_classes("1993", 10) != list(range(10))
     for mine, theirs in ((plan.train, digits.train), (plan.test, digits.test)):
         assert torch.equal(mine.x, theirs.x)
         assert mine.y.tolist() == [plan.order.index(label) for label in theirs.y.tolist()]
     assert plan.sizes == (4, 2, 2, 2)
     assert [plan.edges(t) for t in range(4)] == [(0, 4), (4, 6), (6, 8), (8, 10)]
     # What is seen of the test set after step 1 are the images of the first six labels of the order.
-    seen = plan.test[plan.test.positions(0, 6)]
+    seen = plan.test[plan.test.find_positions(0, 6)]
     wanted = [i for i, label in enumerate(digits.test.y.tolist()) if label in plan.order[:6]]
     assert torch.equal(seen.x, digits.test.x[wanted])
 
@@ -175,10 +175,10 @@ def test_labels_become_positions_in_the_order_in_both_sets() -> None:
 def test_images_by_class_and_joined() -> None:
     y = torch.tensor([3, 0, 2, 1, 2, 0])
     images = Images(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1), y)
-    assert images.positions(1, 3).tolist() == [2, 3, 4] and images.positions(7, 9).tolist() == []
-    part = images[images.positions(1, 3)]
+    assert images.find_positions(1, 3).tolist() == [2, 3, 4] and images.find_positions(7, 9).tolist() == []
+    part = images[images.find_positions(1, 3)]
     assert part.y.tolist() == [2, 1, 2] and part.x.flatten().tolist() == [2, 3, 4]
-    both = join(part, images[images.positions(3, 4)])
+    both = join_images(part, images[images.find_positions(3, 4)])
     assert both.y.tolist() == [2, 1, 2, 3] and both.x.flatten().tolist() == [2, 3, 4, 0] and len(both) == 4
 
 
@@ -233,7 +233,7 @@ def test_accuracies_are_those_of_a_plain_count(sizes: tuple[int, ...], seed: int
     z, y = scores(80, N, seed)
     edges = [sum(sizes[:t]) for t in range(len(sizes) + 1)]
     groups = [set(range(a, b)) for a, b in pairwise(edges)]
-    found = summary(z, y, sizes)
+    found = summarise(z, y, sizes)
     assert found["top1"] == pytest.approx(naive(z, y, set(range(N))))
     assert found["top5"] == pytest.approx(naive(z, y, set(range(N)), 5))
     assert found["by_step"] == pytest.approx([naive(z, y, group) for group in groups])
@@ -253,20 +253,20 @@ def test_accuracies_are_those_of_a_plain_count(sizes: tuple[int, ...], seed: int
 @pytest.mark.parametrize("classes", [2, 3, 4, 5])
 def test_top_5_of_at_most_five_classes_is_always_right(classes: int) -> None:
     z, y = scores(30, classes, 0)
-    assert summary(z, y, (classes,))["top5"] == 100.0
+    assert summarise(z, y, (classes,))["top5"] == 100.0
 
 
 def test_top_5_is_not_top_1_and_not_everything() -> None:
     z = torch.arange(8.0).flip(0).repeat(8, 1)  # class 0 scores highest, class 7 lowest
-    found = summary(z, torch.arange(8), (4, 4))
+    found = summarise(z, torch.arange(8), (4, 4))
     assert found["top1"] == 12.5 and found["top5"] == 62.5
     assert found["base"] == 25.0 and found["new"] == 0.0
 
 
 def test_classes_without_test_images_have_no_accuracy() -> None:
-    found = summary(torch.eye(4), torch.tensor([0, 0, 0, 0]), (2, 2))
+    found = summarise(torch.eye(4), torch.tensor([0, 0, 0, 0]), (2, 2))
     assert found["top1"] == found["base"] == 25.0 and found["new"] is None and found["by_step"] == [25.0, None]
-    assert percent(torch.tensor([], dtype=torch.bool)) is None
+    assert to_percent(torch.tensor([], dtype=torch.bool)) is None
 
 
 def test_a_class_of_the_confusion_matrix_may_be_missing() -> None:

@@ -43,14 +43,14 @@ from equipoise import (
     Step,
     UsageError,
 )
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.data.datasets import load
 from equipoise.data.images import Images
 from equipoise.data.memory import EVERYTHING
 from equipoise.data.randomness import generator
-from equipoise.methods import KINDS, remedy_named
+from equipoise.methods import KINDS, find_remedy
 from equipoise.remedies import REMEDIES
-from equipoise.runs.command import run_name
+from equipoise.runs.command import name_folder
 from equipoise.runs.plan import Prepared, prepare
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Protocol, Run
@@ -371,9 +371,9 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(method: Any, remedy: Remed
 
 
 def test_an_unknown_remedy_is_refused_with_the_nearest_known() -> None:
-    assert all(remedy_named(name) is kind for name, kind in REMEDIES.items())
+    assert all(find_remedy(name) is kind for name, kind in REMEDIES.items())
     with pytest.raises(UsageError, match=r"unknown remedy 'oversampling': did you mean '.*-oversampling'"):
-        remedy_named("oversampling")
+        find_remedy("oversampling")
     with pytest.raises(UsageError, match="must be a Remedy such as"):
         Learner(ILBaseline("balanced"))  # type: ignore[arg-type]
 
@@ -389,14 +389,14 @@ def test_an_unknown_remedy_is_refused_with_the_nearest_known() -> None:
 )
 @pytest.mark.usefixtures("isolated")
 def test_the_command_refuses_it_with_exit_code_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["run", *words, "--dataset", "digits", "--epochs", "1", "--out", "run"]) == 2
+    assert run_command(["run", *words, "--dataset", "digits", "--epochs", "1", "--out", "run"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("equipoise: remedy ") and said.err.count("\n") == 1
 
 
 @pytest.mark.usefixtures("isolated")
 def test_the_command_refuses_an_unknown_remedy_and_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["run", "il-baseline", "--remedy", "oversampling", "--dataset", "digits"]) == 2
+    assert run_command(["run", "il-baseline", "--remedy", "oversampling", "--dataset", "digits"]) == 2
     assert "memory-oversampling" in capsys.readouterr().err
 
 
@@ -420,11 +420,11 @@ class Rooted(Balanced):
 
 def test_a_remedy_that_derives_from_another_is_recorded_as_what_it_is(tmp_path: Path) -> None:
     method = ILBaseline(Rooted(0.5))
-    assert Rooted.name == "rooted" and remedy_named("rooted") is Rooted and "rooted" not in REMEDIES
+    assert Rooted.name == "rooted" and find_remedy("rooted") is Rooted and "rooted" not in REMEDIES
     assert from_plain(Method, json.loads(json.dumps(to_plain(method))), KINDS) == method
-    usual, (base, *later) = prepared(method, base=6, steps=2).settings, prepared(method, base=6, steps=2).step_keys()
+    usual, (base, *later) = prepared(method, base=6, steps=2).settings, prepared(method, base=6, steps=2).compute_keys()
     parent = prepared(ILBaseline(Balanced(0.5)), base=6, steps=2)
-    assert usual != parent.settings and base is not None and not {base, *later} & set(parent.step_keys())
+    assert usual != parent.settings and base is not None and not {base, *later} & set(parent.compute_keys())
     images = load("digits").train[torch.arange(30)]
     Learner(method, 2, recipe=Recipe(1, batch=16)).learn(images.x, images.y.tolist()).save(tmp_path)
     assert Learner.load(tmp_path).method == method
@@ -445,7 +445,7 @@ def prepared(method: Method, **protocol: Any) -> Prepared:
 def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: Any) -> None:
     def keys(remedy: Remedy) -> tuple[str, list[str | None]]:
         one = prepared(method(remedy), base=6, steps=2)
-        return run_name(one.run), one.step_keys()
+        return name_folder(one.run), one.compute_keys()
 
     usual = keys(SeparatedSoftmax())
     for other in (SeparatedSoftmax(share=0.2), SeparatedSoftmax(mean="all"), MemoryOversampling()):
@@ -458,7 +458,7 @@ def test_settings_of_a_remedy_name_other_runs_with_the_same_base_step(method: An
 def test_settings_of_a_remedy_reach_the_record() -> None:
     remedy = "--remedy separated-softmax --share 0.2 --mean all"
     words = f"run il-baseline {remedy} --dataset digits --memory 4 --base 8 --steps 1 --epochs 1 --device cpu --out run"
-    assert command(words.split()) == 0
+    assert run_command(words.split()) == 0
     method = json.loads(Path("run/result.json").read_text())["run"]["method"]
     assert method["remedy"] == {"name": "separated-softmax", "share": 0.2, "mean": "all"}
     assert method["distil"] == "together", "defaults are there too"
@@ -468,7 +468,7 @@ def test_settings_of_a_remedy_reach_the_record() -> None:
 def test_the_time_left_counts_the_share_of_old_images() -> None:
     plan = prepared(ILBaseline(MemoryOversampling(share=0.2)), base=5, steps=1, memory="8")
     new = int((plan.train.y >= 5).sum())
-    assert [(one.stage, one.epochs, one.images) for one in plan.work()[1]] == [("train", 20, new + round(new / 4))]
+    assert [(one.stage, one.epochs, one.images) for one in plan.list_work()[1]] == [("train", 20, new + round(new / 4))]
 
 
 COUNTED = (Standard(), MemoryOversampling(), ClassOversampling(), Meta(), BalancedFinetuning())
@@ -483,14 +483,14 @@ def test_the_time_left_counts_the_epochs_as_they_are(remedy: Remedy) -> None:
     images = {"memory-oversampling": 2 * new, "class-oversampling": 10 * max(counts[5:]), "meta": new + 40 - 10}
     later = [("train", 20, images.get(remedy.name, new + 40))]
     later += [("refit", 20, 80)] if remedy.name == "balanced-finetuning" else []
-    assert [[tuple(one) for one in step] for step in plan.work()] == [[("train", 20, base)], later]
+    assert [[tuple(one) for one in step] for step in plan.list_work()] == [[("train", 20, base)], later]
 
 
 def test_the_time_left_of_meta_where_everything_is_kept_knows_what_is_held_out() -> None:
     plan = prepared(ILBaseline(Meta()), base=5, steps=1, memory="all")
-    assert plan.plans()[1].m == EVERYTHING
+    assert plan.make_plans()[1].m == EVERYTHING
     counts = torch.bincount(plan.train.y).tolist()
-    assert plan.work()[1][0].images == sum(counts) - 10 * (min(counts) // 10)
+    assert plan.list_work()[1][0].images == sum(counts) - 10 * (min(counts) // 10)
 
 
 @dataclass(frozen=True)

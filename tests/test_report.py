@@ -14,10 +14,20 @@ import pytest
 from records import make_record
 
 from equipoise import Balanced, DataError, ILBaseline, paper
-from equipoise.cli import command
-from equipoise.paper.match import Filled, FilledRow, Found, Records, fill, key, missing, recorded, wanted
+from equipoise.cli import run_command
+from equipoise.paper.match import (
+    Filled,
+    FilledRow,
+    Found,
+    Records,
+    fill,
+    find_missing_runs,
+    list_runs,
+    load_records,
+    make_key,
+)
 from equipoise.report import grid, report
-from equipoise.report.collect import as_run, collect_data
+from equipoise.report.collect import collect_data, collect_run
 from equipoise.report.figures import draw, plt
 from equipoise.report.series import chart_relaxations, list_points
 from equipoise.report.tables import make_grid, show_cell
@@ -30,14 +40,14 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 @pytest.fixture(scope="module")
 def committed() -> Records:
-    return recorded(RESULTS)
+    return load_records(RESULTS)
 
 
 @pytest.fixture(scope="module")
 def few(committed: Records, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The records of table 5: half of the figures, and a tenth of the runs."""
     folder = tmp_path_factory.mktemp("records")
-    cells = (cell for row in fill(paper.table("table5"), committed) for cell in row.cells)
+    cells = (cell for row in fill(paper.make_table("table5"), committed) for cell in row.cells)
     for id in {found.id for cell in cells for found in cell.found}:
         shutil.copytree(RESULTS / id, folder / id)
     return folder
@@ -53,7 +63,7 @@ def made(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_headline_says_what_the_tables_say(everything: Everything) -> None:
     records = everything.records
     cells = [
-        row.cells[0] for id in ("table1", "table3") for row in fill(paper.table(id), records) if row.cells[0].found
+        row.cells[0] for id in ("table1", "table3") for row in fill(paper.make_table(id), records) if row.cells[0].found
     ]
     headline = everything.data["headline"]
     assert [(row["ours"], row["paper"], row["state"]) for row in headline] == [
@@ -83,7 +93,7 @@ def test_every_picture_of_the_text_is_there(made: Path) -> None:
 
 
 def test_a_table_says_the_same_in_every_format(few: Path, made: Path) -> None:
-    filled = fill(paper.table("table5"), recorded(few))
+    filled = fill(paper.make_table("table5"), load_records(few))
     rows = list(csv.DictReader((made / "tables" / "table5.csv").open()))
     assert len(rows) == sum(len(row.cells) for row in filled)
     flat = [(row.row.name, cell) for row in filled for cell in row.cells]
@@ -103,7 +113,7 @@ def test_a_table_says_the_same_in_every_format(few: Path, made: Path) -> None:
 
 
 def test_several_seeds_are_a_mean_and_a_deviation(committed: Records) -> None:
-    table = paper.table("table6")
+    table = paper.make_table("table6")
     by_name = {row.row.name: row for row in fill(table, committed)}
     one, other = (by_name[name].cells[0].found[0] for name in ("Balanced", "Meta"))
     cell = Filled(by_name["Balanced"].cells[0].cell, (one, other))
@@ -116,7 +126,7 @@ def test_several_seeds_are_a_mean_and_a_deviation(committed: Records) -> None:
 
 
 def test_quoted_numbers_are_marked_and_have_no_command(committed: Records) -> None:
-    table = paper.table("table1")
+    table = paper.make_table("table1")
     filled = [row for row in fill(table, committed) if row.row.quoted]
     assert len(filled) == 8
     for line in grid.render_markdown(make_grid(table, filled)).splitlines()[6:]:
@@ -161,7 +171,7 @@ def test_what_was_rehearsed_is_no_number_of_the_paper_and_nor_is_a_strangers(tmp
     for name, changed in own.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(json.dumps({**result, "run": {**run, **changed}}))
-    data = collect_data(recorded(tmp_path))
+    data = collect_data(load_records(tmp_path))
     assert [run["id"] for run in data["runs"]] == ["digits", "mine", "odd"]  # they have their sections all the same
     assert data["runs"][1]["command"] is None
     assert data["runs"][1]["title"].startswith("of-a-stranger, Own, 250 epochs, CIFAR-100, 50 + 5 × 10, ")
@@ -197,25 +207,25 @@ class Everything(NamedTuple):
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     folder = tmp_path_factory.mktemp("everything")
-    tables_of = [table.on("cifar100") for table in paper.tables()]
+    tables_of = [table.on("cifar100") for table in paper.make_tables()]
     number: dict[str, int] = {}
-    for run in wanted(tables_of, 3):
-        i = number.setdefault(key(run), len(number))
+    for run in list_runs(tables_of, 3):
+        i = number.setdefault(make_key(run), len(number))
         (folder / f"{i:03}-{run.seed}").mkdir()
         (folder / f"{i:03}-{run.seed}" / "result.json").write_text(json.dumps(made_up(run, i)))
     assert len(number) > 90
-    records = recorded(folder)
+    records = load_records(folder)
     return Everything(records, collect_data(records), number)
 
 
 def test_every_cell_is_filled_by_its_own_records(everything: Everything) -> None:
     more = {"average": 0, "final": 1, "final base": 2, "final new": 3}
-    for table in (t.on("cifar100") for t in paper.tables()):
+    for table in (t.on("cifar100") for t in paper.make_tables()):
         for row in fill(table, everything.records):
             for cell in (c for c in row.cells if c.cell.run is not None):
                 assert cell.cell.run is not None
                 at = (
-                    20 + everything.number[key(cell.cell.run)] / 10 + 0.5 + more[cell.cell.column.metric]
+                    20 + everything.number[make_key(cell.cell.run)] / 10 + 0.5 + more[cell.cell.column.metric]
                 )  # 0.5: the mean of the seeds
                 assert cell.ours == pytest.approx(at) and cell.std == pytest.approx(0.6244998)
                 assert len(cell.found) == 3 and not cell.joined and cell.state not in ("missing", "none", "quoted")
@@ -224,7 +234,7 @@ def test_every_cell_is_filled_by_its_own_records(everything: Everything) -> None
 def test_what_is_unlike_the_paper_is_in_the_title_and_in_the_command() -> None:
     result = made_up(Run(ILBaseline(Balanced()), Data("cifar100"), Protocol(steps=5)), 0)
     result["machine"] |= {"device": "cuda", "precision": "bf16", "engine": "fused"}
-    plain = as_run(Found("a", result))
+    plain = collect_run(Found("a", result))
     for changes, title, flags in (
         ({"data": {"validation": 0.1}}, "measured on 0.1 of the training images, set aside", "--validation 0.1"),
         ({"protocol": {"order": "0"}}, "class order 0", "--order 0"),
@@ -238,13 +248,16 @@ def test_what_is_unlike_the_paper_is_in_the_title_and_in_the_command() -> None:
         ((part, values),) = changes.items()
         whole = result if part == "machine" else result["run"]
         changed = {part: {**whole[part], **values}}
-        other = as_run(
+        other = collect_run(
             Found("b", {**result, **(changed if part == "machine" else {"run": {**result["run"], **changed}})})
         )
         assert title in other["title"] and title not in plain["title"], title
         assert flags in other["command"] and flags not in plain["command"], flags
     result["machine"] |= {"engine": None, "precision": "fp32"}  # nothing was trained
-    assert ", fp32, " in as_run(Found("c", result))["title"] and "None" not in as_run(Found("c", result))["command"]
+    assert (
+        ", fp32, " in collect_run(Found("c", result))["title"]
+        and "None" not in collect_run(Found("c", result))["command"]
+    )
 
 
 def test_every_figure_shows_its_own_records(everything: Everything) -> None:
@@ -256,8 +269,8 @@ def test_every_figure_shows_its_own_records(everything: Everything) -> None:
     for id in relaxed:
         method, t = id.split("-")[2:]
         start = f"{'LUCIR' if method == 'lucir' else 'PODNet'}, {t} steps, ε "
-        rows = [row for row in paper.table("epsilon").on("cifar100").rows if row.name.startswith(start)]
-        at = [20.5 + number[key(row.cells[0].run)] / 10 for row in rows if row.cells[0].run is not None]
+        rows = [row for row in paper.make_table("epsilon").on("cifar100").rows if row.name.startswith(start)]
+        at = [20.5 + number[make_key(row.cells[0].run)] / 10 for row in rows if row.cells[0].run is not None]
         series = {s["name"]: s for s in figures[id]["series"]}
         assert series.keys() == {"average", "final base", "final new"}
         for name, more in (("average", 0), ("final base", 2), ("final new", 3)):
@@ -292,16 +305,16 @@ def test_what_is_drawn_is_what_is_written(everything: Everything) -> None:
 def test_confusion_is_told_in_numbers(everything: Everything) -> None:
     figure = next(f for f in everything.data["figures"] if f["kind"] == "confusion")
     lines = list_points(figure).splitlines()
-    asked_for = next(row.cells[0].run for row in paper.table("confusion").rows if row.name == "IL-Baseline")
+    asked_for = next(row.cells[0].run for row in paper.make_table("confusion").rows if row.name == "IL-Baseline")
     assert asked_for is not None
-    i = everything.number[key(asked_for)]
+    i = everything.number[make_key(asked_for)]
     first = [f"IL-Baseline,0,0,{2100 + 10 * i}", f"IL-Baseline,0,1,{7900 - 10 * i}"]
     assert lines[0] == "panel,true,predicted,images" and lines[1 : 1 + len(first)] == first
 
 
 def test_costs_are_seconds_and_compared_on_one_machine(everything: Everything) -> None:
-    number, table = everything.number, paper.table("costs")
-    its_own = {key(row.cells[0].run) for row in table.rows if row.cells[0].run is not None}
+    number, table = everything.number, paper.make_table("costs")
+    its_own = {make_key(row.cells[0].run) for row in table.rows if row.cells[0].run is not None}
     by_run = {key: found for key, found in everything.records.by_run.items() if key in its_own}
     records = Records([], copy.deepcopy(by_run))  # changed below
     made = make_grid(table, fill(table, records, 1))
@@ -309,7 +322,7 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: Everything) -
     assert list(rows) == [row.name for row in table.rows]
 
     def five(name: str) -> tuple[float, int]:
-        i = number[key(next(r.cells[0].run for r in table.rows if r.name == name))]  # type: ignore[arg-type]
+        i = number[make_key(next(r.cells[0].run for r in table.rows if r.name == name))]  # type: ignore[arg-type]
         return 5 * (4.0 + i), i  # training of five steps; there is a second of refitting in each
 
     for name, rival in {
@@ -335,12 +348,12 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: Everything) -
     balanced = next(r.cells[0].run for r in table.rows if r.name == "IL-Baseline, Balanced")
     meta = next(r.cells[0].run for r in table.rows if r.name == "IL-Baseline, Meta")
     assert balanced is not None and meta is not None
-    records.by_run[key(balanced)][0].result["machine"]["gpu"] = "Another"
-    records.by_run[key(meta)][0].result["reused"] = {"steps": [0]}
+    records.by_run[make_key(balanced)][0].result["machine"]["gpu"] = "Another"
+    records.by_run[make_key(meta)][0].result["reused"] = {"steps": [0]}
     changed = make_grid(table, fill(table, records, 1))
     rows = {row.name: [cell.text for cell in row.cells] for row in changed.rows}
     assert rows["IL-Baseline"][3] == "–" and rows["IL-Baseline, Meta"] == ["–"] * 8
-    assert missing([meta], records) == [] and missing([meta], records, alone=True) == [meta]
+    assert find_missing_runs([meta], records) == [] and find_missing_runs([meta], records, alone=True) == [meta]
     for form in (grid.render_markdown, grid.render_latex):
         assert all(cell.text in form(made) for row in made.rows for cell in row.cells[:2])
     first, second = ({line[0]: line[1:-1] for line in one.numbers} for one in (made, changed))
@@ -351,7 +364,7 @@ def test_costs_are_seconds_and_compared_on_one_machine(everything: Everything) -
 
 
 def test_two_points_are_no_curve(everything: Everything) -> None:
-    table = paper.table("epsilon").on("cifar100")
+    table = paper.make_table("epsilon").on("cifar100")
     rows = [row for row in fill(table, everything.records) if row.row.name.startswith("LUCIR, 5 steps")]
     assert [f["id"] for f in chart_relaxations(rows[:3])] == ["epsilon-cifar100-lucir-5"]
     assert list(chart_relaxations(rows[:2])) == []
@@ -364,7 +377,7 @@ def test_a_metric_has_one_colour_by_alpha_and_by_epsilon(everything: Everything)
 
 
 def test_colours_say_how_far(everything: Everything) -> None:
-    filled = fill(paper.table("table1").on("cifar100"), everything.records)
+    filled = fill(paper.make_table("table1").on("cifar100"), everything.records)
     cells = [cell for row in filled for cell in row.cells if cell.found]
     for cell in cells:
         shown = grid.colour_cell(show_cell(cell))
@@ -383,7 +396,7 @@ def test_odd_records_are_named(broken: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "result.json").write_text(json.dumps(result))
     with pytest.raises(DataError, match=r"a/result.json is not the result of a run"):
-        recorded(tmp_path)
+        load_records(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -408,6 +421,6 @@ def test_what_cannot_be_read_is_one_sentence(
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken" / "a").mkdir(parents=True)
     (tmp_path / "broken" / "a" / "result.json").write_text("{")
-    assert command(["report", *words]) == code
+    assert run_command(["report", *words]) == code
     assert says in capsys.readouterr().err
     assert not (tmp_path / "report").exists()

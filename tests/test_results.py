@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise import paper
-from equipoise.paper.match import fill, recorded
+from equipoise.paper.match import fill, load_records
 from equipoise.report import grid, report
 from equipoise.report.collect import collect_data
 from equipoise.report.tables import make_grid
@@ -46,8 +46,8 @@ def test_the_committed_report_is_what_the_records_give(made: Path) -> None:
 
 @pytest.mark.parametrize("id", ["table1", "table3", "table5", "table6"])
 def test_the_readme_shows_what_is_recorded(id: str) -> None:
-    table = paper.table(id).on("cifar100")
-    own = [row for row in fill(table, recorded(RESULTS)) if not row.row.quoted]
+    table = paper.make_table(id).on("cifar100")
+    own = [row for row in fill(table, load_records(RESULTS)) if not row.row.quoted]
     text = "\n".join(grid.render_markdown(make_grid(table, own)).splitlines()[2:])
     assert text in (ROOT / "README.md").read_text()
 
@@ -61,8 +61,8 @@ REVERSED = {("table1", "cifar100-25", "il-baseline", "balanced", "meta")}
 )
 def test_differences_that_the_paper_claims_have_its_sign(id: str, least: int) -> None:
     """In each column, of all pairs of rows that the paper has more than 2 points apart; `least` were recorded once."""
-    table = paper.table(id).on("cifar100")
-    cells = [cell for row in fill(table, recorded(RESULTS)) if not row.row.quoted for cell in row.cells]
+    table = paper.make_table(id).on("cifar100")
+    cells = [cell for row in fill(table, load_records(RESULTS)) if not row.row.quoted for cell in row.cells]
     pairs, reversed_ = 0, set()
     for a, b in itertools.combinations((cell for cell in cells if cell.ours is not None), 2):
         assert a.cell.paper is not None and b.cell.paper is not None and a.ours is not None and b.ours is not None
@@ -77,7 +77,7 @@ def test_differences_that_the_paper_claims_have_its_sign(id: str, least: int) ->
 
 
 def test_the_headline_is_close_to_the_paper() -> None:
-    headline = collect_data(recorded(RESULTS))["headline"]
+    headline = collect_data(load_records(RESULTS))["headline"]
     assert len(headline) == 15 and {row["state"] for row in headline} == {"close"}
 
 
@@ -86,7 +86,7 @@ def test_the_last_batch_is_marked_where_it_decides() -> None:
 
     IL-Baseline's with a loss of the paper are better than its own in 25 steps. Short batches are close everywhere.
     """
-    rows = fill(paper.table("batches"), recorded(RESULTS))
+    rows = fill(paper.make_table("batches"), load_records(RESULTS))
     states = {(row.row.name, cell.cell.column.id): cell.state for row in rows for cell in row.cells if cell.found}
     marked = {where: state for where, state in states.items() if state != "close"}
     column = "cifar100-5-joined"

@@ -101,7 +101,7 @@ def die():
 class Log(Watch):
     def __init__(self, path, at):
         self.path, self.at = path, at
-    def epoch(self, e):
+    def end_epoch(self, e):
         with open(self.path, "a") as f:
             print(os.getpid(), e.step, e.stage, e.epoch, file=f)
         if (e.step, e.stage, e.epoch) == self.at:
@@ -396,7 +396,7 @@ class StopAt(Watch):
         self.at, self.error = (step, epoch), error
         self.seen: list[tuple[int, int]] = []
 
-    def epoch(self, e: Any) -> None:
+    def end_epoch(self, e: Any) -> None:
         self.seen.append((e.step, e.epoch))
         if self.seen[-1] == self.at:
             raise self.error

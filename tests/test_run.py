@@ -63,9 +63,9 @@ from equipoise.engine.train import Training
 from equipoise.files import MANIFEST
 from equipoise.method import Around
 from equipoise.remedies import REMEDIES
-from equipoise.runs.command import run_name
+from equipoise.runs.command import name_folder
 from equipoise.runs.metrics import forgetting
-from equipoise.runs.plan import Prepared, read_run, resolve, total_images
+from equipoise.runs.plan import Prepared, count_images, read_run, resolve
 from equipoise.runs.plan import prepare as prepared
 from equipoise.runs.progress import Watch, duration
 from equipoise.runs.record import Result, read_result
@@ -110,7 +110,7 @@ def prepare(one: Run, machine: Machine = CPU) -> Prepared:
 
 def keys_of(one: Run, machine: Machine = CPU) -> list[str]:
     """The keys of its steps."""
-    keys = prepare(one, machine).step_keys()
+    keys = prepare(one, machine).compute_keys()
     assert all(keys)
     return [key or "" for key in keys]
 
@@ -158,10 +158,10 @@ class Ear(Watch):
     def say(self, text: str) -> None:
         (self.reuse if "reused from the store" in text else self.said).append(text)
 
-    def epoch(self, e: Any) -> None:
+    def end_epoch(self, e: Any) -> None:
         self.trained.append((e.step, e.epoch))
 
-    def step(self, record: dict[str, Any]) -> None:
+    def end_step(self, record: dict[str, Any]) -> None:
         self.steps.append(record)
 
 
@@ -228,7 +228,7 @@ def test_the_accuracies_are_true(done: Done) -> None:
     keys = keys_of(small())
     top1, by_step = [], []
     for t, now in enumerate((4, 6, 8, 10)):
-        learner = Learner.load(store.entry(keys[t]))  # as it was when step t had been trained
+        learner = Learner.load(store.find_entry(keys[t]))  # as it was when step t had been trained
         assert learner.classes_ == list(range(now))
         z = learner.logits(x[y < now]).numpy()
         seen = y[y < now]
@@ -392,7 +392,7 @@ class Stop(Watch):
     def __init__(self, step: int, epoch: int) -> None:
         self.at = (step, epoch)
 
-    def epoch(self, e: Any) -> None:
+    def end_epoch(self, e: Any) -> None:
         if (e.step, e.epoch) == self.at:
             raise StopError
 
@@ -431,7 +431,7 @@ def test_the_lock_is_held_while_a_run_works(tmp_path: Path) -> None:
     refused = []
 
     class Intruder(Watch):
-        def epoch(self, e: Any) -> None:
+        def end_epoch(self, e: Any) -> None:
             with pytest.raises(RunError, match="another process"):
                 run(small(steps=1), tmp_path)
             refused.append(e)
@@ -605,7 +605,7 @@ def test_unequal_counts_are_not_shared_across_remedies(monkeypatch: pytest.Monke
     remedies = (Standard(), Balanced())
     for remedy in remedies:
         run(small(remedy, steps=1, recipe=short), tmp_path / f"equal-{remedy.name}", shared=store)
-    equal = [tensors(store.entry(key(small(remedy, steps=1, recipe=short)))) for remedy in remedies]
+    equal = [tensors(store.find_entry(key(small(remedy, steps=1, recipe=short)))) for remedy in remedies]
     assert len(entries(store)) == 3
 
     unequal(monkeypatch)
@@ -615,7 +615,7 @@ def test_unequal_counts_are_not_shared_across_remedies(monkeypatch: pytest.Monke
         assert run(small(remedy, steps=1, recipe=short), tmp_path / remedy.name, shared=store)["reused"] is None
     assert len(entries(store)) == 7
     # And that is right: with these counts the remedies differ, with equal ones they do not.
-    standard, balanced = (tensors(store.entry(k)) for k in keys)
+    standard, balanced = (tensors(store.find_entry(k)) for k in keys)
     assert not torch.equal(standard["live.net.head.weight"], balanced["live.net.head.weight"])
     assert torch.equal(equal[0]["live.net.head.weight"], equal[1]["live.net.head.weight"])
 
@@ -675,7 +675,7 @@ def test_a_corrupt_entry_is_computed_again_and_said(damage: str, done: Done, tmp
     run(small(), tmp_path / "one", shared=store)
     keys = keys_of(small())
     for t in (3, 1):  # the longest prefix and one in between; step 2 is good
-        entry = store.entry(keys[t])
+        entry = store.find_entry(keys[t])
         (file,) = entry.glob("*.safetensors")
         data = bytearray(file.read_bytes())
         if damage == "flipped":
@@ -692,7 +692,7 @@ def test_a_corrupt_entry_is_computed_again_and_said(damage: str, done: Done, tmp
     assert len(ear.said) == 1 and "again" in ear.said[0] and keys[3] in ear.said[0]
     assert result["reused"]["steps"] == [0, 1, 2] and {t for t, _ in ear.trained} == {3}
     assert_same_run(tmp_path / "two", done[0])
-    assert Learner.load(store.entry(keys[3])).sizes_ == (4, 2, 2, 2)
+    assert Learner.load(store.find_entry(keys[3])).sizes_ == (4, 2, 2, 2)
 
 
 def test_a_shared_step_of_another_key_is_not_used(tmp_path: Path) -> None:
@@ -700,14 +700,14 @@ def test_a_shared_step_of_another_key_is_not_used(tmp_path: Path) -> None:
     store = SharedSteps(tmp_path / "store")
     run(small(steps=1), tmp_path / "one", store)
     (here, *_), (there, *_) = keys_of(small(steps=1)), keys_of(small(steps=1, seed=1))
-    shutil.copytree(store.entry(here), store.entry(there))
+    shutil.copytree(store.find_entry(here), store.find_entry(there))
     ear = Ear()
     result = run(small(steps=1, seed=1), tmp_path / "two", store, watch=ear)
     assert len(ear.said) == 1 and "again" in ear.said[0] and here in ear.said[0] and there in ear.said[0]
     assert result["reused"] is None and ear.trained == [(t, e) for t in range(2) for e in (1, 2, 3)]
     run(small(steps=1, seed=1), tmp_path / "alone")
     assert_same_run(tmp_path / "two", tmp_path / "alone")
-    note = json.loads((store.entry(there) / "learner.json").read_text())["note"]
+    note = json.loads((store.find_entry(there) / "learner.json").read_text())["note"]
     assert note["key"] == there, "it was dropped, and computed again"
 
 
@@ -716,7 +716,7 @@ def test_a_shared_step_without_its_key_is_not_used(note: Any, tmp_path: Path) ->
     store = SharedSteps(tmp_path / "store")
     first, *_ = keys_of(small(steps=1))
     run(small(Standard(), steps=1), tmp_path / "one", store)
-    file = store.entry(first) / "learner.json"
+    file = store.find_entry(first) / "learner.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "note": note}))
     ear = Ear()
     assert run(small(steps=1), tmp_path / "two", store, watch=ear)["reused"] is None
@@ -734,7 +734,7 @@ def keys(method):
     from equipoise.runs.plan import prepare
     from equipoise.runs.settings import Data, Machine, Protocol, Run
     run = Run(method, Data("digits"), Protocol(8, 1, memory="2"), Recipe(epochs=1))
-    return prepare(run, Machine("cpu")).step_keys()
+    return prepare(run, Machine("cpu")).compute_keys()
 
 def print_keys(source):
     sys.path.insert(0, source)
@@ -822,7 +822,7 @@ def fits(method: type[Method], remedy: type[Remedy]) -> bool:
     return method.remedies is None or remedy.name in (*method.remedies, "standard")
 
 
-ALL = [(m, r) for m in methods.built_in().values() for r in REMEDIES.values() if fits(m, r)]
+ALL = [(m, r) for m in methods.find_built_in().values() for r in REMEDIES.values() if fits(m, r)]
 
 
 def as_recorded(one: Run) -> Any:
@@ -929,8 +929,8 @@ def test_a_field_of_a_method_is_taken_for_nothing_else(field: str, tmp_path: Pat
     one, other = (small(method=kind(**{field: value}), steps=1) for value in (1, 2))
     assert as_recorded(one) != as_recorded(other)
     assert [read_run(as_recorded(a)) for a in (one, other)] == [one, other]
-    assert run_name(one) != run_name(other)
-    assert run_name(one).startswith(f"with-{field}_standard_digits_memory-5_seed-0_")
+    assert name_folder(one) != name_folder(other)
+    assert name_folder(one).startswith(f"with-{field}_standard_digits_memory-5_seed-0_")
     assert not set(keys_of(one)) & set(keys_of(other))
     result = run(replace(one, recipe=replace(RECIPE, epochs=1)), tmp_path)
     assert result["run"]["method"][field] == 1 and result["run"]["protocol"]["steps"] == 1
@@ -1045,7 +1045,7 @@ class Look(Watch):
     def __init__(self, folder: Path, *at: Any) -> None:
         self.folder, self.at, self.seen = folder, at, 0
 
-    def epoch(self, e: Any) -> None:
+    def end_epoch(self, e: Any) -> None:
         saved = tensors(self.folder / "checkpoint")
         assert not [name for name in saved if name in ("memory.x", "memory.y", "live.pixels")]
         assert ("memory.at" in saved) == (e.step > 0)
@@ -1159,10 +1159,10 @@ def test_the_work_of_a_run_is_what_it_trains_on(name: str, tmp_path: Path, monke
         return forward(self, source, *more)
 
     monkeypatch.setattr(Training, "forward", counting)
-    work = prepare(one).work()
+    work = prepare(one).list_work()
     result = run(one, tmp_path)
     assert counted == {(t, p.stage): p.epochs * p.images for t, step in enumerate(work) for p in step}
-    assert [sum(counted[t, p.stage] for p in step) for t, step in enumerate(work)] == total_images(work)
+    assert [sum(counted[t, p.stage] for p in step) for t, step in enumerate(work)] == count_images(work)
     lines = metrics(tmp_path)
     for t, step in enumerate(work):
         of_step = [line for line in lines if line["step"] == t]
@@ -1333,19 +1333,19 @@ def test_what_is_typed_at_a_prompt_is_not_shared(tmp_path: Path, monkeypatch: py
 
 def test_what_is_left_of_a_shared_step_is_replaced(tmp_path: Path) -> None:
     store = SharedSteps(tmp_path)
-    store.entry("ab" * 16).mkdir(parents=True)
-    (store.entry("ab" * 16) / "learner-dead.safetensors").write_bytes(b"")
+    store.find_entry("ab" * 16).mkdir(parents=True)
+    (store.find_entry("ab" * 16) / "learner-dead.safetensors").write_bytes(b"")
     learner = Learner(ILBaseline(), memory=2, recipe=RECIPE, device="cpu")
     store.put("ab" * 16, lambda folder: learner.save(folder, {"who": "new"}))
     assert store.has("ab" * 16)
-    assert Learner(ILBaseline(), memory=2, device="cpu").restore(store.entry("ab" * 16)) == {"who": "new"}
+    assert Learner(ILBaseline(), memory=2, device="cpu").restore(store.find_entry("ab" * 16)) == {"who": "new"}
 
 
 def test_the_number_of_threads_is_part_of_what_determines_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = prepare(small())
-    one = plan.step_keys()
+    one = plan.compute_keys()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    assert not set(one) & set(plan.step_keys())
+    assert not set(one) & set(plan.compute_keys())
 
 
 def test_equal_settings_are_equal_however_they_are_written(tmp_path: Path) -> None:
@@ -1369,8 +1369,8 @@ def test_two_writers_of_one_shared_step_leave_one_whole_state(tmp_path: Path, mo
     # The second one is done before the first is renamed: it stays, and the first leaves nothing behind.
     monkeypatch.setattr(os, "getpid", functools.partial(next, itertools.count()))
     store.put("ab" * 16, other)
-    assert Learner(ILBaseline(), memory=2, device="cpu").restore(store.entry("ab" * 16)) == {"who": "second"}
-    assert [p.name for p in store.entry("ab" * 16).parent.iterdir()] == ["ab" * 16]
+    assert Learner(ILBaseline(), memory=2, device="cpu").restore(store.find_entry("ab" * 16)) == {"who": "second"}
+    assert [p.name for p in store.find_entry("ab" * 16).parent.iterdir()] == ["ab" * 16]
 
 
 def test_the_peak_of_memory_outlives_a_new_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1378,13 +1378,13 @@ def test_the_peak_of_memory_outlives_a_new_count(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: now[0] * 2**20)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: now.__setitem__(0, 1.0))
     monkeypatch.setattr(gpu, "_before", {})
-    gpu.count_memory_anew(device)
-    assert (gpu.recent_peak_memory(device), gpu.peak_memory(device)) == (1.0, 5.0)
+    gpu.reset_peak_memory(device)
+    assert (gpu.get_recent_peak_memory(device), gpu.get_peak_memory(device)) == (1.0, 5.0)
     now[0] = 4.0
-    gpu.count_memory_anew(device)
-    assert (gpu.recent_peak_memory(device), gpu.peak_memory(device)) == (1.0, 5.0)
+    gpu.reset_peak_memory(device)
+    assert (gpu.get_recent_peak_memory(device), gpu.get_peak_memory(device)) == (1.0, 5.0)
     now[0] = 7.0
-    assert (gpu.recent_peak_memory(device), gpu.peak_memory(device)) == (7.0, 7.0)
+    assert (gpu.get_recent_peak_memory(device), gpu.get_peak_memory(device)) == (7.0, 7.0)
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"remedy": Standard()}, {"order": "0"}], ids=str)

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from equipoise import methods
-from equipoise.cli import command
-from equipoise.paper.match import recorded as read_records
+from equipoise.cli import run_command
+from equipoise.paper.match import load_records as read_records
 from equipoise.settings import to_plain
 from equipoise.step import plan_for
 
@@ -31,7 +31,7 @@ def recorded(tmp_path_factory):
     cases |= {"standard": ["--remedy", "standard"], "meta": ["--remedy", "meta"]}
     for name, words in cases.items():
         words = [*DIGITS, "--memory", "5", *words, "--store", str(folder / "store"), "--out", str(folder / name)]
-        assert command(words) == 0
+        assert run_command(words) == 0
     return folder
 
 
@@ -69,7 +69,7 @@ def changed(folder, to, settings):
 
 def shown(capsys, *words):
     capsys.readouterr()
-    code = command(["show", *map(str, words)])
+    code = run_command(["show", *map(str, words)])
     said = capsys.readouterr()
     assert (code, said.err) == (0, "")
     return said.out
@@ -77,7 +77,7 @@ def shown(capsys, *words):
 
 def refused(capsys, code, *words):
     capsys.readouterr()
-    assert command(["show", *map(str, words)]) == code
+    assert run_command(["show", *map(str, words)]) == code
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1 and said.err.startswith("equipoise: ")
@@ -205,7 +205,7 @@ def test_a_wide_table_keeps_each_number_on_one_line(capsys, runs):
 
 def of_method(runs, name, to, **settings):
     """A copy of a run as if done by another method, with that one's own settings and recipe."""
-    method = methods.named(name)()
+    method = methods.find_method(name)()
     own = {"method": to_plain(method), "recipe": to_plain(method.recipe(plan_for((3, 32, 32))))}
     return changed(runs / "standard", runs / to, {**own, "data.name": "cifar100", **settings})
 
@@ -281,7 +281,7 @@ def test_a_corrupt_result_is_named(capsys, caplog, runs, text):
     (runs / "meta" / "result.json").write_text(text)
     assert "runs/meta/result.json is" in refused(capsys, 1, runs / "meta")
     alone = shown(capsys, runs / "standard", runs / "balanced-0")
-    assert command(["show", *map(str, (runs / "standard", runs / "meta", runs / "balanced-0"))]) == 0
+    assert run_command(["show", *map(str, (runs / "standard", runs / "meta", runs / "balanced-0"))]) == 0
     assert capsys.readouterr().out == alone
     assert caplog.messages[0].startswith("left out: ") and "runs/meta/result.json is" in caplog.messages[0]
 
@@ -316,7 +316,7 @@ def test_a_corrupt_result_is_named(capsys, caplog, runs, text):
 def test_a_result_with_no_numbers_where_numbers_belong_is_named(capsys, caplog, runs, damage):
     (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | damage))
     assert "runs/meta/result.json is not the result of a run (" in refused(capsys, 1, runs / "meta")
-    for read in (lambda: command(["show", str(runs)]), lambda: read_records(runs)):  # the latter for a report
+    for read in (lambda: run_command(["show", str(runs)]), lambda: read_records(runs)):  # the latter for a report
         caplog.clear()
         read()
         (message,) = caplog.messages
@@ -325,7 +325,7 @@ def test_a_result_with_no_numbers_where_numbers_belong_is_named(capsys, caplog, 
 
 def test_a_report_is_made_of_the_others_where_a_result_is_damaged(caplog, runs):
     (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | {"steps": 5}))
-    assert command(["report", str(runs), "--out", "of-the-others"]) == 0
+    assert run_command(["report", str(runs), "--out", "of-the-others"]) == 0
     (message,) = caplog.messages
     assert message.startswith("left out: ") and "runs/meta/result.json is not the result of a run (" in message
     page = Path("of-the-others/index.html").read_text()
@@ -381,7 +381,7 @@ def test_a_pipe_in_place_of_a_record_is_not_waited_for(capsys, caplog, runs):
     (runs / "meta" / "result.json").unlink()
     os.mkfifo(runs / "meta" / "result.json")
     assert "runs/meta has no result.json" in refused(capsys, 1, runs / "meta")
-    assert command(["show", str(runs)]) == 0 and "left out: " in caplog.text
+    assert run_command(["show", str(runs)]) == 0 and "left out: " in caplog.text
 
 
 def test_a_seed_that_was_recorded_twice_counts_once(capsys, runs):
@@ -408,13 +408,13 @@ def test_kernels_of_a_gpu_are_told_apart(capsys, runs):
 
 def test_more_settings_than_a_picture_has_room_for(capsys, runs):
     many = [changed(runs / "standard", runs / f"lr-{k}", {"recipe.lr": 0.1 + k}) for k in range(25)]
-    assert command(["show", *map(str, many), "--figures", "some"]) == 2
+    assert run_command(["show", *map(str, many), "--figures", "some"]) == 2
     assert "at most 24 settings, and these are 25: name fewer folders" in capsys.readouterr().err
 
 
 def test_pictures_where_none_can_be_written(capsys, runs):
     Path("file").write_text("precious")
-    assert command(["show", str(runs), "--figures", "file"]) == 1
+    assert run_command(["show", str(runs), "--figures", "file"]) == 1
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1 and err.startswith("equipoise: ") and "file" in err
     assert "Errno" not in err

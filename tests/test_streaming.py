@@ -13,8 +13,8 @@ from sklearn.covariance import OAS
 from torch import Tensor
 
 from equipoise import Balanced, ClassOversampling, Learner, LossRescaling, Meta, Recipe, Relaxed, UsageError
-from equipoise.cli import command
-from equipoise.data.images import Images, class_sums
+from equipoise.cli import run_command
+from equipoise.data.images import Images, sum_by_class
 from equipoise.method import Method
 from equipoise.methods.bounds import FineTuning, Joint
 from equipoise.methods.il_baseline import ILBaseline
@@ -72,7 +72,7 @@ def out_of(h: Tensor) -> Out:
 
 def test_features_are_added_up_class_by_class() -> None:
     h, y = stream([0, 1, 3], 7, seed=2)
-    sums = class_sums(h, y, 5)
+    sums = sum_by_class(h, y, 5)
     torch.testing.assert_close(sums, h.new_zeros(5, h.shape[1]).index_add(0, y, h))
     assert not sums[2].any() and not sums[4].any(), "of classes without images"
 
@@ -110,7 +110,10 @@ def test_ncm_without_unit_length_is_the_nearest_mean() -> None:
 @pytest.mark.usefixtures("isolated")
 def test_the_command_asks_for_either_ncm_and_shares_the_base_step() -> None:
     words = ["run", "ncm", "--dataset", "digits", "--epochs", "2", "--steps", "1"]
-    assert command([*words, "--out", "usual"]) == 0 and command([*words, "--no-unit-length", "--out", "plain"]) == 0
+    assert (
+        run_command([*words, "--out", "usual"]) == 0
+        and run_command([*words, "--no-unit-length", "--out", "plain"]) == 0
+    )
     usual, plain = (json.loads(Path(name, "result.json").read_text()) for name in ("usual", "plain"))
     assert usual["run"]["method"]["unit_length"] is True and plain["run"]["method"]["unit_length"] is False
     assert plain["reused"]["steps"] == [0] and plain["confusion"] != usual["confusion"]
@@ -174,7 +177,7 @@ def test_before_anything_is_noted_the_logits_count() -> None:
 
 def base_key(method: Method) -> str:
     one = Run(method, Data("digits"), Protocol(memory="all"), Recipe(epochs=1))
-    key = prepare(one, Machine("cpu")).step_keys()[0]
+    key = prepare(one, Machine("cpu")).compute_keys()[0]
     assert key is not None
     return key
 

@@ -26,7 +26,7 @@ import pytest
 import equipoise.runs.plan
 import equipoise.runs.workers
 from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.cli.words import expand_lists, pop_flag, read_runs
 from equipoise.runs.folder import claim_run_folder
 from equipoise.runs.mps import PRIORITY
@@ -35,8 +35,8 @@ from equipoise.runs.queue import Job, find_critical, has_base, map
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 from equipoise.runs.shared_steps import SharedSteps
-from equipoise.runs.worker import conclude_try, gpu_for
-from equipoise.runs.workers import Local, default_workers, next_job
+from equipoise.runs.worker import choose_gpu, conclude_try
+from equipoise.runs.workers import Local, count_default_workers, next_job
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
 CPU = Machine("cpu")
@@ -265,8 +265,8 @@ def test_a_run_that_another_is_at_work_at_is_waited_for(
 
         def tell(busy: Any) -> None:
             # When only those are left that others are at work at, one of these is done by the other, two are left.
-            if free.over and looks[raced.folder] > 2 and not busy and not done.over:
-                assert not any(job.tries for job in (done, taken_up, raced)) and not done.over
+            if free.is_over and looks[raced.folder] > 2 and not busy and not done.is_over:
+                assert not any(job.tries for job in (done, taken_up, raced)) and not done.is_over
                 shutil.copy(free.folder / "result.json", done.folder)
                 others[taken_up.folder].close()
                 others[raced.folder].close()
@@ -427,12 +427,12 @@ def test_the_same_run_twice_is_one_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "8", "--steps", "1"]
-    assert command([*words, "--seed", "0,0", "--evaluate-every", "1", "--store", "none"]) == 0
+    assert run_command([*words, "--seed", "0,0", "--evaluate-every", "1", "--store", "none"]) == 0
     said = capsys.readouterr()
     assert "1 of 1 done" in said.err and "done" not in said.out, "the output is the table alone"
     (metrics,) = Path("runs").glob("*/metrics.jsonl")
     assert all("accuracy" in json.loads(line) for line in metrics.read_text().splitlines())
-    assert command([*words, "--store", "a,b"]) == 2
+    assert run_command([*words, "--store", "a,b"]) == 2
     assert "--store is one for all runs" in capsys.readouterr().err
 
 
@@ -451,7 +451,7 @@ def test_the_command_expands_lists(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", "--base", "8", "--steps", "1"]
-    assert command([*words, "--remedy", "standard,balanced", "--seed=0,1", "--memory", "3", "--store", "s"]) == 0
+    assert run_command([*words, "--remedy", "standard,balanced", "--seed=0,1", "--memory", "3", "--store", "s"]) == 0
     said = capsys.readouterr()
     assert "4 of 4 done" in said.err and "Standard" in said.out and "Balanced" in said.out
     results = [json.loads(p.read_text()) for p in Path("runs").glob("*/result.json")]
@@ -475,7 +475,7 @@ def test_a_mistake_in_any_run_is_said_before_the_first_begins(
     words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command(["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", *words]) == 2
+    assert run_command(["sweep", "il-baseline", "--dataset", "digits", "--epochs", "1", *words]) == 2
     assert part in capsys.readouterr().err
     assert not list(tmp_path.rglob("run.json"))
 
@@ -490,7 +490,7 @@ def test_lists_and_flags_are_taken_apart() -> None:
 
 
 def test_there_is_at_least_one_worker(tmp_path: Path) -> None:
-    assert default_workers() >= 1
+    assert count_default_workers() >= 1
     with pytest.raises(UsageError):
         map(run, [job_of(small(), tmp_path / "a")], Local(workers=0))
 
@@ -580,9 +580,9 @@ def test_every_gpu_has_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for count, seen in ((0, [None] * 8), (1, [None] * 8), (2, ["0", "1"] * 4)):
         monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
-        assert [gpu_for(slot) for slot in range(8)] == seen
+        assert [choose_gpu(slot) for slot in range(8)] == seen
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,-1,5")  # CUDA sees those before the first that is none
-    assert [gpu_for(slot) for slot in range(4)] == ["4", "6", "4", "6"]
+    assert [choose_gpu(slot) for slot in range(4)] == ["4", "6", "4", "6"]
 
 
 def test_a_slot_that_is_free_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,13 +628,13 @@ def test_runs_come_from_a_file(
     out = tmp_path / "out"
     load, calls = equipoise.runs.plan.load, []
     monkeypatch.setattr(equipoise.runs.plan, "load", lambda *words: calls.append(words) or load(*words))
-    assert command(["sweep", "--runs", str(file), *words, "--workers", "1", "--out", str(out)]) == 0
+    assert run_command(["sweep", "--runs", str(file), *words, "--workers", "1", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert len(calls) == 1, "the data is read once for all checks; the runs are other processes"
     assert "3 of 3 done" in said.err and "fine-tuning" in said.out and "Balanced" in said.out
     assert len(list(out.glob("*/result.json"))) == 3
     file.write_text("# nothing\n")
-    assert command(["sweep", "--runs", str(file)]) == 2 and "names no run" in capsys.readouterr().err
+    assert run_command(["sweep", "--runs", str(file)]) == 2 and "names no run" in capsys.readouterr().err
     for text, code, words in (
         ("il-baseline --remedy 'open", 1, "no closing quotation"),
         ("il-baseline --out elsewhere", 2, "--out is one for all runs"),
@@ -645,4 +645,4 @@ def test_runs_come_from_a_file(
         file.unlink(missing_ok=True)
         if text is not None:
             file.write_text(text)
-        assert command(["sweep", "--runs", str(file)]) == code and words in capsys.readouterr().err
+        assert run_command(["sweep", "--runs", str(file)]) == code and words in capsys.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.runs.progress import HOOKS, Both, Watch
 from equipoise.runs.tensorboard import TensorBoard
 
@@ -51,7 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_shows_what_is_recorded(here: Path) -> None:
-    assert command(["run", *WORDS, "--remedy", "meta", "--out", "a", "--store", "store", "--tensorboard"]) == 0
+    assert run_command(["run", *WORDS, "--remedy", "meta", "--out", "a", "--store", "store", "--tensorboard"]) == 0
     check(here / "a")
     alpha = [e.value for e in seen(here / "a").Scalars("training/alpha")]
     lines = [json.loads(line) for line in (here / "a" / "metrics.jsonl").read_text().splitlines()]
@@ -63,7 +63,7 @@ def test_it_shows_what_is_recorded(here: Path) -> None:
     grey = picture[..., 0] if picture.ndim == 3 else picture
     assert grey.shape == counts.shape and ((grey > 0) == (counts > 0)).all()
     # Another run takes over the base step, and shows it too.
-    assert command(["run", *WORDS, "--remedy", "balanced", "--out", "b", "--store", "store", "--tensorboard"]) == 0
+    assert run_command(["run", *WORDS, "--remedy", "balanced", "--out", "b", "--store", "store", "--tensorboard"]) == 0
     assert json.loads((here / "b" / "result.json").read_text())["reused"]["steps"] == [0]
     check(here / "b")
 
@@ -79,11 +79,11 @@ def test_a_run_that_goes_on_shows_nothing_twice(here: Path, monkeypatch: pytest.
             raise KeyboardInterrupt
         told(self, e)
 
-    told = TensorBoard.epoch
-    monkeypatch.setattr(TensorBoard, "epoch", stop)
-    assert command(words) == 1
-    monkeypatch.setattr(TensorBoard, "epoch", told)
-    assert command(words) == 0
+    told = TensorBoard.end_epoch
+    monkeypatch.setattr(TensorBoard, "end_epoch", stop)
+    assert run_command(words) == 1
+    monkeypatch.setattr(TensorBoard, "end_epoch", told)
+    assert run_command(words) == 0
     check(here / "a")
 
 
@@ -96,11 +96,11 @@ def test_fine_tuning_has_scalars_of_its_own(here: Path, monkeypatch: pytest.Monk
         if (e.step, e.stage, e.epoch) == (1, "refit", 1):
             raise KeyboardInterrupt
 
-    told = TensorBoard.epoch
-    monkeypatch.setattr(TensorBoard, "epoch", stop)
-    assert command(words) == 1
-    monkeypatch.setattr(TensorBoard, "epoch", told)
-    assert command(words) == 0
+    told = TensorBoard.end_epoch
+    monkeypatch.setattr(TensorBoard, "end_epoch", stop)
+    assert run_command(words) == 1
+    monkeypatch.setattr(TensorBoard, "end_epoch", told)
+    assert run_command(words) == 0
     check(here / "a")
     assert len(seen(here / "a").Scalars("refit/loss")) == 4
 
@@ -108,7 +108,7 @@ def test_fine_tuning_has_scalars_of_its_own(here: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("forked")
 def test_a_queue_writes_it_for_every_run(here: Path) -> None:
     words = ["sweep", *WORDS, "--seed", "0,1", "--workers", "1", "--out", "runs", "--store", "none", "--tensorboard"]
-    assert command(words) == 0
+    assert run_command(words) == 0
     folders = [path.parent for path in here.glob("runs/*/result.json")]
     assert len(folders) == 2
     for folder in folders:
@@ -116,7 +116,7 @@ def test_a_queue_writes_it_for_every_run(here: Path) -> None:
 
 
 def test_without_the_flag_there_is_none(here: Path) -> None:
-    assert command(["run", *WORDS, "--out", "a", "--store", "none"]) == 0
+    assert run_command(["run", *WORDS, "--out", "a", "--store", "none"]) == 0
     assert not (here / "a" / "tensorboard").exists()
 
 
@@ -125,7 +125,7 @@ def test_a_missing_package_is_said_before_anything_is_computed(
     verb: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert command([verb, *WORDS, "--out", "a", "--tensorboard"]) == 2
+    assert run_command([verb, *WORDS, "--out", "a", "--tensorboard"]) == 2
     assert "pip install tensorboard" in capsys.readouterr().err
     assert not list(here.rglob("run.json"))
 
@@ -138,7 +138,7 @@ def test_both_are_told_of_everything() -> None:
             for hook in HOOKS:
                 setattr(self, hook, lambda *words, hook=hook: told.append((name, hook)))
 
-    public = {name for name in vars(Watch) if not name.startswith("_")} - {"left", "words"}
+    public = {name for name in vars(Watch) if not name.startswith("_")} - {"estimate_time_left", "describe_epoch"}
     assert public == set(HOOKS)  # a new hook is told to both as well
     both = Both(Noting("one"), Noting("other"))
     for hook in HOOKS:

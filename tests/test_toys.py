@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from equipoise import LUCIR, Balanced, Batch, Group, Learner, Method, Out, PODNet, Recipe, Stage, Step
 from equipoise.data.datasets import load
-from equipoise.data.images import Images, class_sums
+from equipoise.data.images import Images, sum_by_class
 from equipoise.losses import distillation
 from equipoise.method import Around
 from equipoise.methods.bic import BiC
@@ -49,7 +49,7 @@ class MeansOfExemplars(Distilled):
         y = s.images.y[s.memory]
         h = sum(F.normalize(s.embed(s.net, s.memory, view), dim=1) for view in (None, mirrored))
         assert isinstance(h, Tensor)
-        s.state["means"] = F.normalize(class_sums(h, y, s.N), dim=1)
+        s.state["means"] = F.normalize(sum_by_class(h, y, s.N), dim=1)
 
     def scores(self, out: Out, known: Learned) -> Tensor:
         means = known.state.get("means")
@@ -264,12 +264,12 @@ STAGES = {
 def digits() -> Images:
     """Forty images of each of six digits."""
     train = load("digits").train
-    return train[torch.cat([train.positions(k, k + 1)[:40] for k in range(6)])]
+    return train[torch.cat([train.find_positions(k, k + 1)[:40] for k in range(6)])]
 
 
 def parts(images: Images) -> Iterator[tuple[Tensor, list[int]]]:
     for first, last in ((0, 2), (2, 4), (4, 6)):
-        where = images.positions(first, last)
+        where = images.find_positions(first, last)
         yield images.x[where], images.y[where].tolist()
 
 

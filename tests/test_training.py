@@ -40,12 +40,12 @@ from equipoise.data.augment import FINE
 from equipoise.data.images import Images
 from equipoise.data.randomness import generator
 from equipoise.engine.batches import Batches
-from equipoise.engine.sgd import Trained, gradient, select, sgd_
+from equipoise.engine.sgd import Trained, compute_gradient, select_weights, sgd_
 from equipoise.engine.train import Epoch, Position
 from equipoise.nets import Net
 from equipoise.nets.backbones import SmallNet
 from equipoise.nets.heads import LinearHead
-from equipoise.step import More, base_of, plan_for
+from equipoise.step import More, make_base_plan, plan_for
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -76,7 +76,7 @@ def test_sgd_is_that_of_torch(momentum: float, weight_decay: float, memory_forma
         sgd.zero_grad()
         F.cross_entropy(theirs(x), y).backward()
         sgd.step()
-        grads = gradient(F.cross_entropy(mine(x), y), weights)
+        grads = compute_gradient(F.cross_entropy(mine(x), y), weights)
         kept = {k: g.clone() for k, g in grads.items()}
         group = Trained(weights, 1.0, weight_decay, torch.tensor(lr, dtype=torch.float64))
         sgd_([group], grads, buffers, recipe)
@@ -98,7 +98,7 @@ def test_sgd_steps_in_place() -> None:
 
 def test_a_weight_that_the_loss_does_not_see_has_a_gradient_of_zero() -> None:
     used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    grads = gradient(used.sum(), {"used": used, "unused": unused})
+    grads = compute_gradient(used.sum(), {"used": used, "unused": unused})
     assert grads["used"].tolist() == [1, 1] and grads["unused"].tolist() == [0, 0]
 
 
@@ -178,7 +178,7 @@ def take(stream: Batches, first: int, last: int, name: int = 0) -> list[int]:
     stream.load(first, last, name)
     taken: list[int] = []
     for _ in range(first, last):
-        x, y = stream.take()
+        x, y = stream.next_batch()
         assert [int(a) * 256 + int(b) for a, b in x.reshape(-1, 2)] == y.tolist()
         assert len(y) == stream.size
         taken += y.tolist()
@@ -186,7 +186,7 @@ def take(stream: Batches, first: int, last: int, name: int = 0) -> list[int]:
 
 
 def epoch_by_epoch(stream: Batches, epochs: int) -> list[list[int]]:
-    return [take(stream, stream.edge(k), stream.edge(k + 1), k) for k in range(epochs)]
+    return [take(stream, stream.count_batches(k), stream.count_batches(k + 1), k) for k in range(epochs)]
 
 
 @properties
@@ -226,7 +226,7 @@ def test_any_stretch_is_that_of_the_whole(n: int, size: int, first: int, long: i
 
 def test_a_set_smaller_than_a_batch_is_one_batch() -> None:
     stream = batches(5, 128)
-    assert [stream.edge(k) for k in range(4)] == [0, 1, 2, 3]
+    assert [stream.count_batches(k) for k in range(4)] == [0, 1, 2, 3]
     for k, taken in enumerate(epoch_by_epoch(stream, 3)):
         assert taken == order(5, 0, k).tolist()
 
@@ -692,7 +692,9 @@ def test_groups_have_learning_rates_and_penalties_of_their_own() -> None:
 
 def test_selected_weights_are_those_that_the_patterns_name() -> None:
     s = later_step(bias=torch.zeros(2))
-    groups = select(s, Stage("own", Recipe(weight_decay=0.5), (Group(("state.*",), decay=0.0), Group(("head.*",)))))
+    groups = select_weights(
+        s, Stage("own", Recipe(weight_decay=0.5), (Group(("state.*",), decay=0.0), Group(("head.*",))))
+    )
     assert [list(group.weights) for group in groups] == [["state.bias"], ["head.weight", "head.bias"]]
     assert [(group.factor, group.decay) for group in groups] == [(1.0, 0.0), (1.0, 0.5)]
     assert groups[0].weights["state.bias"] is s.state["bias"] and s.state["bias"].requires_grad
@@ -729,7 +731,7 @@ def test_what_the_user_sets_is_laid_over_each_steps_own_recipe() -> None:
     base = Plan(0, (4,), (1, 8, 8))
     plans = [replace(base, t=t, sizes=(4,) + (2,) * t) for t in range(3)]
     own = Falling().recipe(base)
-    assert base_of(plans[2]) == base and [Falling().recipe_for(p) for p in plans] == [
+    assert make_base_plan(plans[2]) == base and [Falling().recipe_for(p) for p in plans] == [
         Falling().recipe(p) for p in plans
     ]
     for user, lr, batch in (

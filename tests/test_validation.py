@@ -13,12 +13,12 @@ import torch
 
 import equipoise.runs.plan
 from equipoise import Balanced, ILBaseline, Learner, Recipe, Remedy, RunError, Standard, UsageError
-from equipoise.cli import command
+from equipoise.cli import run_command
 from equipoise.data import datasets
 from equipoise.data.datasets import Dataset, split
 from equipoise.data.images import Images
-from equipoise.runs.command import run_name
-from equipoise.runs.plan import Prepared, Training, total_images
+from equipoise.runs.command import name_folder
+from equipoise.runs.plan import Prepared, Training, count_images
 from equipoise.runs.plan import prepare as prepared
 from equipoise.runs.progress import Watch
 from equipoise.runs.run import run as run_on
@@ -95,7 +95,7 @@ def test_the_split_is_drawn_by_the_seed_and_by_nothing_else() -> None:
     assert set(rows(mine[1])) <= set(rows(split(DIGITS, 0.3, 0)[1]))
     without = DIGITS.train[DIGITS.train.y < 9]
     fewer = split(replace(DIGITS, train=without, classes=DIGITS.classes[:9]), 0.1, 0)[1]
-    assert rows(fewer) == rows(mine[1][mine[1].positions(0, 9)])
+    assert rows(fewer) == rows(mine[1][mine[1].find_positions(0, 9)])
 
 
 def set_aside(plan: Prepared) -> list[bytes]:
@@ -135,8 +135,8 @@ def test_the_images_to_train_on_are_counted_without_those_set_aside() -> None:
     each = 140 - 14
     plan = prepare(small())
     images = [n * each + old * 5 for n, old in ((4, 0), (3, 4), (3, 7))]
-    assert plan.work() == [[Training("train", 2, n)] for n in images]
-    assert total_images(plan.work()) == [2 * n for n in images]
+    assert plan.list_work() == [[Training("train", 2, n)] for n in images]
+    assert count_images(plan.list_work()) == [2 * n for n in images]
     assert len(plan.train) == 10 * each and len(plan.test) == 140
 
 
@@ -169,7 +169,7 @@ class StopAt(Watch):
     def __init__(self, step: int, epoch: int) -> None:
         self.at = (step, epoch)
 
-    def epoch(self, e: Any) -> None:
+    def end_epoch(self, e: Any) -> None:
         if (e.step, e.epoch) == self.at:
             raise KeyboardInterrupt
 
@@ -188,9 +188,9 @@ def test_a_run_with_validation_goes_on(tmp_path: Path) -> None:
 
 
 def test_steps_are_shared_only_with_runs_that_set_the_same_aside(tmp_path: Path) -> None:
-    plans = [prepare(small(validation=v)).step_keys() for v in (0.0, 0.1, 0.2)]
+    plans = [prepare(small(validation=v)).compute_keys() for v in (0.0, 0.1, 0.2)]
     assert len({key for keys in plans for key in keys}) == 9
-    assert prepare(small(validation=0)).step_keys() == plans[0]
+    assert prepare(small(validation=0)).compute_keys() == plans[0]
     store = tmp_path / "store"
     run(small(validation=0.0), tmp_path / "whole", store=store)
     assert run(small(), tmp_path / "a", store=store)["reused"] is None
@@ -198,7 +198,7 @@ def test_steps_are_shared_only_with_runs_that_set_the_same_aside(tmp_path: Path)
 
 
 def test_the_name_of_a_folder_says_that_there_is_validation() -> None:
-    names = [run_name(small(validation=v)) for v in (0.0, 0.1, 0.25)]
+    names = [name_folder(small(validation=v)) for v in (0.0, 0.1, 0.25)]
     assert len({name.rsplit("_", 1)[1] for name in names}) == 3
     for name, part in zip(names, ("", "_validation-0.1", "_validation-0.25")):
         assert name.rsplit("_", 1)[0] == f"il-baseline_balanced_digits_memory-5_seed-0{part}"
@@ -207,9 +207,9 @@ def test_the_name_of_a_folder_says_that_there_is_validation() -> None:
 def test_brightness_is_part_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, bright = small(validation=0.0), small(validation=0.0, brightness=0.25)
     plans = [prepare(one) for one in (plain, bright)]
-    augment = [plan.resolved()["augment"] for plan in plans]
+    augment = [plan.describe_stages()["augment"] for plan in plans]
     assert augment == [{"pad": 1, "flip": False, "brightness": b} for b in (0.0, 0.25)]
-    assert not set(plans[0].step_keys()) & set(plans[1].step_keys()) and run_name(plain) != run_name(bright)
+    assert not set(plans[0].compute_keys()) & set(plans[1].compute_keys()) and name_folder(plain) != name_folder(bright)
     result = run(plain, tmp_path)
     monkeypatch.setattr("equipoise.learner.fit", None)
     assert run(plain, tmp_path) == result
@@ -230,7 +230,7 @@ def recorded(tmp_path: Path, isolated: None) -> Path:
 
 def shown(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     capsys.readouterr()
-    assert command(["show", *map(str, words)]) == 0
+    assert run_command(["show", *map(str, words)]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -248,18 +248,18 @@ def test_tables_say_which_images_were_measured(recorded: Path, capsys: pytest.Ca
 
 def test_the_flag_reaches_the_run(isolated: None, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--steps", "1", "--out", "run"]
-    assert command([*words, "--validation", "0.2"]) == 0
+    assert run_command([*words, "--validation", "0.2"]) == 0
     assert "measured on validation images (0.2)" in " ".join(capsys.readouterr().out.split())
     result = json.loads(Path("run/result.json").read_text())
     assert result["run"]["data"]["validation"] == 0.2 and np.sum(result["confusion"]) == 280
-    assert command(words) == 1
+    assert run_command(words) == 1
     assert "data.validation (there 0.2, here 0.0)" in capsys.readouterr().err
 
 
 def test_the_flag_of_the_brightness_reaches_training(isolated: None, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "il-baseline", "--dataset", "digits", "--epochs", "1", "--steps", "1"]
-    assert command([*words, "--out", "plain"]) == 0
-    assert command([*words, "--brightness", "0.25", "--out", "bright"]) == 0
+    assert run_command([*words, "--out", "plain"]) == 0
+    assert run_command([*words, "--brightness", "0.25", "--out", "bright"]) == 0
     plain, bright = (json.loads(Path(name, "result.json").read_text()) for name in ("plain", "bright"))
     assert [one["run"]["data"]["brightness"] for one in (plain, bright)] == [0.0, 0.25]
     assert [one["resolved"]["augment"]["brightness"] for one in (plain, bright)] == [0.0, 0.25]

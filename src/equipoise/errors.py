@@ -42,10 +42,10 @@ class BusyError(RunError):
     """Another process is at work in a run's folder."""
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+def make_unknown_error(what: str, name: str, known: Iterable[str]) -> UsageError:
     """An unknown name, with the nearest known one and the list of all; of very many, those that are nearest."""
     by_low = {one.lower(): one for one in sorted(known)}
-    close = nearest(name, by_low.values())
+    close = find_nearest(name, by_low.values())
     hint = f"did you mean {close!r}? " if close else ""
     listed = list(by_low) if len(by_low) <= 20 else difflib.get_close_matches(name.lower(), by_low, n=8, cutoff=0.0)
     names = [by_low[one] for one in listed]
@@ -54,7 +54,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {what} {name!r}: {hint}There is: {between.join(names)}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def find_nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most like this one; None if none is."""
     by_low = {one.lower(): one for one in sorted(known)}
     close = difflib.get_close_matches(name.lower(), by_low, n=1)
@@ -90,7 +90,7 @@ def check_choice(name: str, value: object, *known: object) -> None:
         raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
 
 
-def first_line(error: BaseException) -> str:
+def get_first_line(error: BaseException) -> str:
     """What an error says first; some libraries say a page."""
     return (str(error).strip().splitlines() or [""])[0]
 
@@ -99,7 +99,7 @@ def is_gpu_full(error: BaseException) -> bool:
     """Whether the memory of a GPU did not suffice; drivers and compilers say so in errors of other kinds."""
     import torch  # which takes seconds: errors of usage do not wait for it
 
-    words = first_line(error)
+    words = get_first_line(error)
     other = isinstance(error, RuntimeError) and "CUDA" in words and "out of memory" in words
     return isinstance(error, torch.OutOfMemoryError) or other
 
@@ -108,14 +108,14 @@ def describe_gpu_failure(error: BaseException) -> str | None:
     """That a GPU is lost or broke off, and in what words it did; None for all other errors."""
     import torch
 
-    words = first_line(error)
+    words = get_first_line(error)
     other = isinstance(error, RuntimeError) and ("CUDA error" in words or "cuDNN error" in words)
     if is_gpu_full(error) or not (isinstance(error, torch.AcceleratorError) or other):
         return None
     return f"the GPU failed ({words})"
 
 
-def sentence(error: BaseException, lower: str = "--batch") -> str | None:
+def describe_error(error: BaseException, lower: str = "--batch") -> str | None:
     """What went wrong and what to do about it; None for a fault of ours. `lower` is what to lower on a full GPU."""
     if isinstance(error, DivergedError):
         return error.with_flags

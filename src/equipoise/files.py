@@ -96,7 +96,7 @@ def check_no_folder(path: Path) -> None:
         raise UsageError(f"{path} is a folder, where a file is to be written: move it, or choose another folder")
 
 
-def whole_name(path: Path) -> str | None:
+def parse_partial_name(path: Path) -> str | None:
     """The name that a partial file was to get; None for every other file."""
     found = PARTIAL_NAME.fullmatch(path.name)
     return found[1] if found else None
@@ -105,7 +105,7 @@ def whole_name(path: Path) -> str | None:
 def remove_partials(folder: Path, names: Collection[str]) -> None:
     """Delete what a process that was killed has left of these files."""
     for path in folder.glob(f".*{PARTIAL}"):
-        if whole_name(path) in names:
+        if parse_partial_name(path) in names:
             path.unlink(missing_ok=True)
 
 
@@ -180,7 +180,7 @@ def check_folder(folder: Path, kind: str, names: Collection[str] = ()) -> set[st
         foreign = find_existing(folder, set(names) - ours)
     else:
         ours = set()
-        foreign = [path.name for path in inside if not comes_first(path)]
+        foreign = [path.name for path in inside if not may_precede_manifest(path)]
     if foreign:
         raise UsageError(f"{folder} holds {foreign[0]}, which equipoise did not write: {REMEDY}")
     return ours
@@ -211,13 +211,13 @@ def find_existing(folder: Path, names: Collection[str]) -> list[str]:
     return sorted(found for name in names for found in glob.glob(name, root_dir=folder))  # noqa: PTH207
 
 
-def comes_first(path: Path) -> bool:
+def may_precede_manifest(path: Path) -> bool:
     """Whether a file is one of ours that can be there before the manifest: a lock, or half a manifest.
 
     Half a manifest is never deleted: another process may be writing it.
     """
     empty_lock = path.name == LOCK and path.is_file() and not path.stat().st_size
-    return empty_lock or whole_name(path) == MANIFEST
+    return empty_lock or parse_partial_name(path) == MANIFEST
 
 
 def write_manifest(folder: Path, kind: str, names: Collection[str]) -> None:

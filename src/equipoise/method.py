@@ -15,11 +15,25 @@ from .data import memory
 from .errors import UsageError
 from .losses import full_precision
 from .nets import Batch, Out
-from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, scale
+from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, choose_scale
 from .nets.heads import Head, LinearHead
 from .remedies import Remedy, Standard
 from .settings import check_fields, name_class
-from .step import CHOOSE, EVERYTHING, Finetune, Group, Learned, More, Plan, Recipe, Shape, Stage, Stages, Step, base_of
+from .step import (
+    CHOOSE,
+    EVERYTHING,
+    Finetune,
+    Group,
+    Learned,
+    More,
+    Plan,
+    Recipe,
+    Shape,
+    Stage,
+    Stages,
+    Step,
+    make_base_plan,
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ class Method:
 
     def backbone(self, shape: Shape) -> Backbone:
         """The feature extractor for images of shape (channels, height, width)."""
-        return self.backbones[scale(shape)](shape[0])
+        return self.backbones[choose_scale(shape)](shape[0])
 
     def head(self, width: int) -> Head:
         """The classifier on embeddings of that width; it starts without classes and is widened step by step."""
@@ -124,12 +138,12 @@ class Method:
 
     def recipe(self, plan: Plan) -> Recipe:
         """How a step is optimised, unless the user says otherwise."""
-        return self.recipes[scale(plan.shape)]
+        return self.recipes[choose_scale(plan.shape)]
 
     def recipe_for(self, plan: Plan) -> Recipe:
         """The same, with what the user says."""
         own = self.recipe(plan)
-        return own if plan.recipe is None else plan.recipe.override(self.recipe(base_of(plan)), own)
+        return own if plan.recipe is None else plan.recipe.override(self.recipe(make_base_plan(plan)), own)
 
     def finetuning(self) -> Finetune | None:
         """The method's own fine-tuning, for remedies that keep it: a field called `finetune`, if it has one."""
@@ -183,8 +197,8 @@ class Method:
         """The exemplars of the new classes: positions, class by class, best first, m of each."""
         y = s.images.y[s.data]
         if select == "random":
-            return s.data[memory.at_random(y, m, gen)]
-        return s.data[memory.herding(s.embed(s.net, s.data), y, m, self.herds_unit_length)]
+            return s.data[memory.choose_at_random(y, m, gen)]
+        return s.data[memory.choose_by_herding(s.embed(s.net, s.data), y, m, self.herds_unit_length)]
 
     def after(self, s: Step) -> None:
         """Note in s.state what the step's images say, once all is trained and the exemplars are chosen."""

@@ -72,7 +72,7 @@ def to_plain(value: Any) -> Any:
     Equal values are written alike: 1 in a field for a float is 1.0. What JSON cannot hold is there in words.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        name = {"name": value.name} if "name" not in field_names(type(value)) and hasattr(value, "name") else {}
+        name = {"name": value.name} if "name" not in list_fields(type(value)) and hasattr(value, "name") else {}
         own = {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
         floats = [f.name for f in fields(value) if f.type in ("float", float) and type(own[f.name]) is int]
         return name | own | {one: float(own[one]) for one in floats}
@@ -98,11 +98,11 @@ def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
             kind = kinds[kind](str(rest.pop("name")))
         except EquipoiseError as error:
             raise DataError(f"not a {kind.__name__} of this version of Equipoise: {error}") from None
-    hints, wrong = _hints(typing.cast(Any, kind)), set(rest) ^ field_names(kind)
+    hints, wrong = _hints(typing.cast(Any, kind)), set(rest) ^ list_fields(kind)
     if wrong:
         state = "unknown" if min(wrong) in rest else "missing"
         raise DataError(f"not a {kind.__name__} of this version of Equipoise: {min(wrong)} is {state}")
-    values = {name: _value(hints[name], value, kinds) for name, value in rest.items()}
+    values = {name: _read_value(hints[name], value, kinds) for name, value in rest.items()}
     try:
         return kind(**values)
     except TypeError as error:
@@ -111,7 +111,7 @@ def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
         raise DataError(f"not a {kind.__name__}: {error}") from None
 
 
-def _value(hint: Any, value: Any, kinds: Kinds) -> Any:
+def _read_value(hint: Any, value: Any, kinds: Kinds) -> Any:
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     inside = set(typing.get_args(hint)) if union else {hint}
     own: set[Any] = {kind for kind in inside if is_dataclass(kind)}
@@ -127,7 +127,7 @@ def _value(hint: Any, value: Any, kinds: Kinds) -> Any:
     return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 
-def field_names(kind: type) -> set[str]:
+def list_fields(kind: type) -> set[str]:
     """The fields of a dataclass."""
     return {f.name for f in fields(typing.cast(Any, kind))}
 
@@ -137,7 +137,7 @@ def digest(plain: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def changed(value: Any, default: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+def list_changes(value: Any, default: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
     """Name and value of the fields of a dataclass that differ from the default's, except those to skip."""
     for f in fields(value):
         one = getattr(value, f.name)

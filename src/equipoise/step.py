@@ -289,7 +289,7 @@ class Adapt(NamedTuple):
 Objective = Callable[[Step, Batch], Tensor]
 
 
-def base_of(plan: Plan) -> Plan:
+def make_base_plan(plan: Plan) -> Plan:
     """The plan of the base step, as far as recipes go."""
     return Plan(0, plan.sizes[:1], plan.shape)
 

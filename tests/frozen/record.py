@@ -84,13 +84,13 @@ def made(case: Case, dataset: str = "digits", epochs: int = 3, base: int = 4, st
     def of(names: tuple[str, ...]) -> dict[str, Any]:
         return {k: v for k, v in settings.items() if k in names}
 
-    kind = methods.named(name)
+    kind = methods.find_method(name)
     rest = set(settings) - {*RECIPE, *DATA, *PROTOCOL, *REMEDY, "seed", "precision", "finetune"}
     own: dict[str, Any] = {k: settings[k] for k in rest}
     if "finetune" in settings:
         usual: Any = kind()
         own["finetune"] = replace(usual.finetune, epochs=20 if settings["finetune"] else 0)
-    method = kind(remedy=methods.remedy_named(remedy)(**of(REMEDY)), **own)
+    method = kind(remedy=methods.find_remedy(remedy)(**of(REMEDY)), **own)
     recipe = replace(method.recipe(plan_for(SHAPES[dataset])), epochs=epochs, **of(RECIPE))
     protocol = Protocol(base, steps, memory=memory, **of(PROTOCOL))
     return Run(method, Data(dataset, **of(DATA)), protocol, recipe, settings.get("seed", 0))

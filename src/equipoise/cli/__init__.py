@@ -9,7 +9,7 @@ import traceback
 from importlib.metadata import version
 
 from .. import __version__
-from ..errors import UsageError, first_line, sentence, unknown
+from ..errors import UsageError, describe_error, get_first_line, make_unknown_error
 from .arguments import ARGUMENTS, VERBS
 from .flags import parse_arguments
 from .words import refuse_empty_path
@@ -22,10 +22,10 @@ def do_verb(verb: str, argv: list[str]) -> None:
     """
     given = parse_arguments(ARGUMENTS[verb], verb, argv) if verb in ARGUMENTS else argv
     module = importlib.import_module(f"{__name__}.{verb}")
-    getattr(module, f"{verb}_verb")(given)
+    getattr(module, f"do_{verb}")(given)
 
 
-def usage() -> str:
+def format_usage() -> str:
     """What the command can do."""
     lines = "\n".join(f"  {verb:6} {words}" for verb, words in VERBS.items())
     return (
@@ -34,19 +34,19 @@ def usage() -> str:
     )
 
 
-def command(argv: list[str]) -> int:
+def run_command(argv: list[str]) -> int:
     """Do what the words say; returns the exit code."""
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
     if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
+        print(format_usage())
         return 0 if argv else 2
     if argv[0] == "--version":
         print(f"equipoise {__version__}, torch {version('torch')}")
         return 0
     try:
         if argv[0] not in VERBS:
-            raise unknown("command", argv[0], VERBS)
+            raise make_unknown_error("command", argv[0], VERBS)
         refuse_empty_path(argv[0], argv[1:])
         do_verb(argv[0], argv[1:])
         return 0
@@ -61,8 +61,8 @@ def command(argv: list[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        words = sentence(error)
+        words = describe_error(error)
         if words is None:  # a bug of ours; even so, no traceback unless it is asked for
-            words = f"unexpected {type(error).__name__}: {first_line(error)}; --debug shows where"
+            words = f"unexpected {type(error).__name__}: {get_first_line(error)}; --debug shows where"
         print(f"equipoise: {words}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -14,14 +14,14 @@ from rich.table import Table
 from ..engine.device import resolve_device, resolve_precision
 from ..errors import UsageError, check
 from ..files import write_json
-from ..report.terminal import for_output
-from ..runs.environment import cores, hardware, versions
-from ..runs.mps import multi_process_service
+from ..report.terminal import make_console
+from ..runs.environment import count_cores, describe_hardware, list_versions
+from ..runs.mps import run_mps
 from .arguments import Bench
-from .speed import Row, Setting, count_work, measure, measure_limits, rows_for
+from .speed import Row, Setting, count_work, list_rows, measure, measure_limits
 
 
-def bench_verb(f: Bench) -> None:
+def do_bench(f: Bench) -> None:
     """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
     device = resolve_device(f.device)
     images = (25_600 if device.type == "cuda" else 256) if f.images is None else f.images
@@ -32,23 +32,23 @@ def bench_verb(f: Bench) -> None:
             pass
         if f.out.is_dir():
             raise UsageError(f"--out {f.out} is a folder: name a file")
-    console = for_output()
-    record = bench(Setting(device, resolve_precision(f.precision, device), images, f.batch), f.packed, console)
+    console = make_console()
+    record = measure_all(Setting(device, resolve_precision(f.precision, device), images, f.batch), f.packed, console)
     print_record(record, console)
     if f.out is not None:
         write_json(f.out, record)
         print(f"recorded in {f.out}")
 
 
-def bench(on: Setting, packed: Sequence[int], console: Console) -> dict[str, Any]:
+def measure_all(on: Setting, packed: Sequence[int], console: Console) -> dict[str, Any]:
     """Measure every row, and return all of it as a record."""
     flops, moved = count_work(on.device, on.bf16)
     peak, bandwidth = measure_limits(on.device, on.bf16)
     if on.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(on.device)  # what is recorded is that of training
-    rows = rows_for(on.device, packed)
+    rows = list_rows(on.device, packed)
     speeds = measure_rows([row for row in rows if row.packed == 1], on, console)
-    with multi_process_service():  # not before: it would wait for this process too, when it ends
+    with run_mps():  # not before: it would wait for this process too, when it ends
         speeds |= measure_rows([row for row in rows if row.packed > 1], on, console)
     floor = max(flops / peak, moved / bandwidth)
     return {
@@ -59,10 +59,10 @@ def bench(on: Setting, packed: Sequence[int], console: Console) -> dict[str, Any
         "bytes_per_image": moved,
         "measured_flops_per_second": peak,
         "measured_bytes_per_second": bandwidth,
-        "versions": versions(),
-        "cores": cores(),
-        "rows": [entry(row, speeds, floor) for row in rows],
-        "hardware": hardware(on.device),
+        "versions": list_versions(),
+        "cores": count_cores(),
+        "rows": [make_entry(row, speeds, floor) for row in rows],
+        "hardware": describe_hardware(on.device),
     }
 
 
@@ -76,7 +76,7 @@ def measure_rows(rows: Sequence[Row], on: Setting, console: Console) -> dict[Row
     return speeds
 
 
-def entry(row: Row, speeds: Mapping[Row, float], floor: float) -> dict[str, Any]:
+def make_entry(row: Row, speeds: Mapping[Row, float], floor: float) -> dict[str, Any]:
     """A row of the record: beside its speed, how many times that of the DataLoader loop, and how near the limit.
 
     A teacher is one more forward pass: a third of the FLOPs and of the bytes of training.

@@ -17,7 +17,7 @@ from ..files import claim_folder
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed, Remedy, Standard
 from ..report import figures
-from ..report.terminal import for_output, mean_and_deviation
+from ..report.terminal import format_mean, make_console
 from ..runs.progress import duration
 from ..runs.record import Result
 from ..runs.run import run
@@ -35,12 +35,12 @@ Results = dict[tuple[str, str], list[Result]]
 """a result for each seed, by memory and remedy"""
 
 
-def demo_verb(f: Demo) -> None:
+def do_demo(f: Demo) -> None:
     """Learn handwritten digits one by one, with and without memory, with each loss of the paper; about a minute."""
-    demo(f.out, range(f.seeds), for_output())
+    run_demo(f.out, range(f.seeds), make_console())
 
 
-def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
+def run_demo(out: Path, seeds: Sequence[int], console: Console) -> None:
     """Do all runs, then print a table and a sentence, and draw the pictures."""
     began = time.perf_counter()
     torch.set_num_threads(1)  # such small nets are only slower with more
@@ -57,7 +57,7 @@ def demo(out: Path, seeds: Sequence[int], console: Console) -> None:
         accuracy = result["average_incremental_accuracy"]
         console.print(f"{words}: average incremental accuracy {accuracy:.2f}%", highlight=False, soft_wrap=True)
     print_comparison(results, console)
-    console.print(sentence(results), highlight=False, soft_wrap=True)
+    console.print(describe_results(results), highlight=False, soft_wrap=True)
     for path in draw(results, out):
         console.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{len(cases)} runs, {duration(time.perf_counter() - began)}", highlight=False)
@@ -81,24 +81,24 @@ def print_comparison(results: Results, console: Console) -> None:
             group = results[memory, remedy.name]
             finals = [[r["final"][key] for r in group] for key in ("top1", "base", "new")]
             columns = [[r["average_incremental_accuracy"] for r in group], *finals]
-            table.add_row(memory, remedy.name, *(mean_and_deviation(c) for c in columns))
+            table.add_row(memory, remedy.name, *(format_mean(c) for c in columns))
     console.print(table)
 
 
-def average(group: Sequence[Result]) -> float:
+def average_accuracy(group: Sequence[Result]) -> float:
     """The mean over seeds of the average incremental accuracy."""
     return float(np.mean([r["average_incremental_accuracy"] for r in group]))
 
 
-def sentence(results: Results) -> str:
+def describe_results(results: Results) -> str:
     """What happened, whatever it was."""
     parts = []
     for memory, remedies in CASES.items():
         where = f"with {memory} images per class in memory" if memory != "0" else "without memory"
-        standard = average(results[memory, "standard"])
+        standard = average_accuracy(results[memory, "standard"])
         others = []
         for remedy in remedies[1:]:
-            gain = average(results[memory, remedy.name]) - standard
+            gain = average_accuracy(results[memory, remedy.name]) - standard
             verdict = f"{abs(gain):.1f} points {'above' if gain > 0 else 'below'}" if gain else "like"
             others.append(f"{remedy.name} ends {verdict} standard")
         parts.append(f"{where}, {' and '.join(others)} ({standard:.1f}%)")
@@ -115,8 +115,8 @@ def draw(results: Results, out: Path) -> list[Path]:
     }
     matrices = [(f"{name}, {title}", group[0]) for title, curves in panels.items() for name, group in curves]
     return [
-        figures.accuracy_curves(panels, out / PICTURES[0]),
-        figures.confusions(
+        figures.draw_accuracy(panels, out / PICTURES[0]),
+        figures.draw_confusions(
             [(n.replace(" images per class in memory", " in memory"), r) for n, r in matrices], out / PICTURES[1]
         ),
     ]

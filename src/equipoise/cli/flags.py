@@ -20,7 +20,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, find_nearest
 
 BEGINS_FLAG = re.compile(r"--|-(?!inf$|nan$)[A-Za-z]").match
 """whether a word is a flag, which a negative number is not"""
@@ -168,7 +168,7 @@ def alternatives(kind: Any) -> Sequence[Any]:
 
 def suggest(word: str, known: Iterable[str], dashes: str = "") -> str:
     """The nearest of what is known, as a question; nothing if none is near."""
-    near = nearest(word, known)
+    near = find_nearest(word, known)
     return "" if near is None else f" (did you mean {dashes + near!r}?)"
 
 

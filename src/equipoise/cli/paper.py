@@ -6,22 +6,22 @@ import sys
 from dataclasses import replace
 
 from ..engine.device import resolve_device
-from ..report.terminal import for_output
+from ..report.terminal import make_console
 from ..runs import queue
 from ..runs.settings import Machine, Options
-from ..runs.shared_steps import store_folder
+from ..runs.shared_steps import parse_store
 from ..runs.workers import Local
 from . import reproduce
 from .arguments import Paper
 
 
-def paper_verb(f: Paper) -> None:
+def do_paper(f: Paper) -> None:
     """Reproduce the paper's tables: what there is, what is recorded, and doing the runs that are missing."""
     seeds, machine = 1 if f.seeds is None else f.seeds, Machine(device=f.device)
-    options = Options(f.data, store_folder(f.store), f.checkpoint)
+    options = Options(f.data, parse_store(f.store), f.checkpoint)
     resolve_device(f.device)
     tables = reproduce.choose_tables(f.names, f.dataset, f.rows)
-    console = for_output()
+    console = make_console()
     if not f.results.exists():
         print(f"{f.results} is not there: nothing is recorded yet", file=sys.stderr)
     if not f.names:
@@ -39,6 +39,6 @@ def paper_verb(f: Paper) -> None:
             jobs = reproduce.reproduce(tables, f.results, seeds, machine, on)
         records = reproduce.read_results(f.results)
         reproduce.print_tables(tables, records, f.seeds, f.format, f.commands)
-    queue.complain(jobs)
+    queue.report_failures(jobs)
     if not f.no_run:
         reproduce.refuse_planned(tables)

@@ -6,7 +6,7 @@ from ..report import report
 from .arguments import Report
 
 
-def report_verb(f: Report) -> None:
+def do_report(f: Report) -> None:
     """Make one page, and every table and figure, of the paper's numbers and the recorded ones beside them."""
     for path in report(f.results, f.out):
         print(f"wrote {path}")

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table as Rich
 
 from .. import paper
-from ..errors import RunError, UsageError, unknown
+from ..errors import RunError, UsageError, make_unknown_error
 from ..paper import Table
-from ..paper.match import NONE, Records, fill, find_missing_data, missing, recorded, wanted
+from ..paper.match import NONE, Records, fill, find_missing_data, find_missing_runs, list_runs, load_records
 from ..report import grid
 from ..report.tables import make_grid
-from ..report.terminal import for_output
+from ..report.terminal import make_console
 from ..runs import estimate, queue
-from ..runs.command import command
+from ..runs.command import write_command
 from ..runs.progress import QueueWatch, duration
 from ..runs.run import run as run_one
 from ..runs.settings import Machine, Run
@@ -29,18 +29,18 @@ from ..runs.workers import Local
 FORMATS = {"markdown": grid.render_markdown, "latex": grid.render_latex}
 
 
-def tell(words: str) -> None:
+def print_note(words: str) -> None:
     """Print to stderr what takes so long, beside the output."""
     print(words, file=sys.stderr, flush=True)
 
 
 def choose_tables(names: Sequence[str], dataset: str | None, rows: str | None) -> list[Table]:
     """The tables of these names, all if none are named: of one data set, or of rows whose names hold these words."""
-    tables = [paper.table(name) for name in names] if names else paper.tables()
+    tables = [paper.make_table(name) for name in names] if names else paper.make_tables()
     if dataset is not None:
         if dataset not in paper.DATASETS:
-            raise unknown("data set", dataset, paper.DATASETS)
-        tables = [paper.rehearsed(table) if dataset == "digits" else table.on(dataset) for table in tables]
+            raise make_unknown_error("data set", dataset, paper.DATASETS)
+        tables = [paper.rehearse_on_digits(table) if dataset == "digits" else table.on(dataset) for table in tables]
     if rows is not None:
         known = list(dict.fromkeys(row.name for table in tables for row in table.rows))
         names_of_rows = match_rows(rows, known)
@@ -66,14 +66,14 @@ def match_rows(words: str, known: Sequence[str]) -> set[str]:
         alike = (name for low, name in names.items() if word in low or fnmatchcase(low, word))
         found = {names[word]} if word in names else set(alike)
         if not found:
-            raise unknown("row", word, known)
+            raise make_unknown_error("row", word, known)
         matched |= found
     if not matched:
         raise UsageError(f"--rows {words!r} names no row; there is: {'; '.join(known)}")
     return matched
 
 
-def missing_data(tables: Sequence[Table]) -> list[str]:
+def list_missing_data(tables: Sequence[Table]) -> list[str]:
     """Data sets that these tables need and that cannot be loaded."""
     runs = [cell.run for table in tables for row in table.rows for cell in row.cells if cell.run is not None]
     return sorted({name for run in runs if (name := find_missing_data(run)) is not None})
@@ -81,7 +81,7 @@ def missing_data(tables: Sequence[Table]) -> list[str]:
 
 def read_results(folder: Path) -> Records:
     """What is recorded there; nothing if the folder is not there yet."""
-    return recorded(folder) if folder.exists() else NONE
+    return load_records(folder) if folder.exists() else NONE
 
 
 def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
@@ -92,14 +92,14 @@ def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: st
     for name in ("name", "what", "runs", "recorded", "missing", *time, "not here"):
         made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
     for table in tables:
-        runs = wanted([table], seeds)
-        left = missing(runs, records, table.alone)
+        runs = list_runs([table], seeds)
+        left = find_missing_runs(runs, records, table.alone)
         numbers = [str(count) for count in (len(runs), len(runs) - len(left), len(left))]
         if device is not None:  # an estimate takes measuring, which takes a minute or two the first time
-            seconds = estimate.estimate(left, device, tell, shared=not table.alone).seconds
+            seconds = estimate.estimate(left, device, print_note, shared=not table.alone).seconds
             numbers.append(duration(seconds) if left else "–")
         others = {cell.run for row in table.rows for cell in row.cells if cell.run and find_missing_data(cell.run)}
-        needs = f"{len(others) * seeds} runs need {' and '.join(missing_data([table]))}" if others else ""
+        needs = f"{len(others) * seeds} runs need {' and '.join(list_missing_data([table]))}" if others else ""
         made.add_row(table.id, table.caption, *numbers, needs)
     console.print(made)
 
@@ -107,7 +107,7 @@ def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: st
 def find_missing(tables: Sequence[Table], records: Records, seeds: int, alone: bool) -> list[Run]:
     """The runs that are missing of the tables whose runs are timed `alone`, or of the others."""
     own = [table for table in tables if table.alone == alone]
-    return missing(wanted(own, seeds), records, alone)
+    return find_missing_runs(list_runs(own, seeds), records, alone)
 
 
 def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, console: Console) -> None:
@@ -116,12 +116,12 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
     count, seconds, mib = 0, 0.0, 0.0
     for alone in (False, True):
         runs = find_missing(tables, records, seeds, alone)
-        for run in sorted(runs, key=lambda run: -sum(estimate.images_of(run))):
-            took = estimate.estimate([run], machine.device, tell)
-            images = sum(estimate.images_of(run))
+        for run in sorted(runs, key=lambda run: -sum(estimate.count_step_images(run))):
+            took = estimate.estimate([run], machine.device, print_note)
+            images = sum(estimate.count_step_images(run))
             words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
-            console.print(f"{command(run, machine)}  # {words}", highlight=False, soft_wrap=True)
-        took = estimate.estimate(runs, machine.device, tell, shared=not alone)
+            console.print(f"{write_command(run, machine)}  # {words}", highlight=False, soft_wrap=True)
+        took = estimate.estimate(runs, machine.device, print_note, shared=not alone)
         count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
     if count:
         words = f"{count} run(s), {duration(seconds)} one after the other, at this speed"
@@ -143,7 +143,7 @@ def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machin
             jobs += queue.plan_jobs(own, machine, parent, on.options.data)
         jobs = queue.sort_longest_first(jobs)
         if jobs:
-            with QueueWatch(for_output(), jobs, shared=here.options.store is not None) as watch:
+            with QueueWatch(make_console(), jobs, shared=here.options.store is not None) as watch:
                 queue.map(run_one, jobs, here, watch.tell)
         done += jobs
     return done
@@ -151,7 +151,7 @@ def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machin
 
 def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, form: str, commands: bool) -> None:
     """Measured and published side by side: for the terminal, or in a format for elsewhere."""
-    console, head = for_output(), None
+    console, head = make_console(), None
     for table in tables:
         made = make_grid(table, fill(table, records, seeds))
         if form == "csv":  # tables with the same fields have one head
@@ -169,5 +169,5 @@ def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, f
 
 def refuse_planned(tables: Sequence[Table]) -> None:
     """Refuse what needs a data set that this version cannot load."""
-    if planned := missing_data(tables):
+    if planned := list_missing_data(tables):
         raise RunError(f"this version cannot load {' and '.join(planned)}: the cells that need it are left empty")

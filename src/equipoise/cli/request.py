@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from .. import methods
 from ..data.datasets import PLANNED, SHAPES
 from ..data.memory import EVERYTHING
-from ..errors import UsageError, unknown
+from ..errors import UsageError, make_unknown_error
 from ..method import Method
 from ..remedies import REMEDIES, Remedy
-from ..runs.command import flag_of
+from ..runs.command import name_flag
 from ..runs.settings import Data, Machine, Options, Protocol, Run
-from ..runs.shared_steps import store_folder
+from ..runs.shared_steps import parse_store
 from ..step import Finetune, Recipe, plan_for
 from .flags import Flag, Syntax, docstrings, parse
 from .words import pop_flag
@@ -85,10 +85,10 @@ def parse_request(argv: Sequence[str], verb: str, kind: type[R]) -> R:
 
 def name_method(argv: Sequence[str], verb: str) -> type[Method]:
     """The method, which comes first; without one, --help lists those that there are."""
-    known = methods.known()
+    known = methods.find_methods()
     if argv and not argv[0].startswith("-"):
         if argv[0] not in known:
-            raise unknown("method", argv[0], known)
+            raise make_unknown_error("method", argv[0], known)
         return known[argv[0]]
     if any(word in ("-h", "--help") for word in argv):
         lines = [f"  {name:12} {first_line(kind)}" for name, kind in sorted(known.items())]
@@ -100,7 +100,7 @@ def name_method(argv: Sequence[str], verb: str) -> type[Method]:
 
 def default_request(kind: type[R], method: type[Method], remedy: str | None, dataset: str | None) -> R:
     """The request that no flag changes. The recipe depends on the images, so the help shows that of the data set."""
-    chosen = method() if remedy is None else method().with_remedy(methods.remedy_named(remedy)())
+    chosen = method() if remedy is None else method().with_remedy(methods.find_remedy(remedy)())
     shapes = SHAPES | PLANNED
     data = Data() if dataset is None else Data(dataset)
     recipe = chosen.recipe(plan_for(shapes.get(data.name, shapes[Data().name])))
@@ -149,7 +149,7 @@ def with_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
         if is_dataclass(one):
             changed[field_name] = with_values(one, given, prefix if isinstance(one, NAMED) else f"{name}_")
         elif name == "store":
-            changed[field_name] = store_folder(None if given[name] is None else str(given[name]))
+            changed[field_name] = parse_store(None if given[name] is None else str(given[name]))
         else:
             changed[field_name] = given[name]
     return replace(value, **changed)
@@ -158,7 +158,7 @@ def with_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
 def flagged(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
     """The fields of a dataclass that are flags or hold flags: the field's name, the flag's, and its value."""
     for f in fields(value):
-        one, flag = getattr(value, f.name), flag_of(f.name, f.metadata)
+        one, flag = getattr(value, f.name), name_flag(f.name, f.metadata)
         replaced = isinstance(one, Finetune) and isinstance(value, Method) and not value.remedy.keeps_finetuning
         host = isinstance(one, Method) and isinstance(value, Method)
         if flag is not None and not replaced and not host:
@@ -191,7 +191,7 @@ def refuse_foreign(words: Sequence[str], found: Sequence[Flag], method: Method) 
         plain = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
         for axis, here, others in (
             ("--remedy ", method.remedy.name, {n: method.with_remedy(REMEDIES[n]()) for n in remedies_for(method)}),
-            ("the method ", method.name, {n: kind() for n, kind in sorted(methods.built_in().items())}),
+            ("the method ", method.name, {n: kind() for n, kind in sorted(methods.find_built_in().items())}),
         ):
             owners = [n for n, other in others.items() if plain in {one.name for one in flags_of(other)}]
             if owners:

@@ -28,8 +28,8 @@ from ..data.augment import Crop
 from ..data.images import Images
 from ..data.randomness import generator
 from ..engine.cuda_graph import ENGINES, Engine
-from ..engine.device import working_on
-from ..engine.train import Conditions, Epoch, Position, Tell, fit
+from ..engine.device import use_device
+from ..engine.train import Callbacks, Conditions, Epoch, Position, fit
 from ..errors import RunError
 from ..learner.state import new_net, place
 from ..learner.step import embed
@@ -37,7 +37,7 @@ from ..losses import distillation
 from ..methods.il_baseline import ILBaseline
 from ..nets import Net
 from ..remedies import Balanced
-from ..runs.environment import cores
+from ..runs.environment import count_cores
 from ..step import Recipe, Stage, Step
 
 SHAPE = (3, 32, 32)
@@ -70,7 +70,7 @@ class Setting(NamedTuple):
     batch: int
 
 
-def rows_for(device: torch.device, packed: Sequence[int]) -> list[Row]:
+def list_rows(device: torch.device, packed: Sequence[int]) -> list[Row]:
     """The rows that a device can have."""
     engines: Sequence[Engine] = tuple(reversed(ENGINES)) if device.type == "cuda" else ("eager",)
     rows = []
@@ -80,14 +80,14 @@ def rows_for(device: torch.device, packed: Sequence[int]) -> list[Row]:
     return rows
 
 
-def synthetic(images: int) -> Images:
+def make_images(images: int) -> Images:
     """Random images with random labels; speed does not depend on what they show."""
     gen = generator(0, "bench")
     x = torch.randint(0, 256, (images, *SHAPE), dtype=torch.uint8, generator=gen)
     return Images(x, torch.randint(0, ALL, (images,), generator=gen))
 
 
-def net_of(classes: int, device: torch.device) -> Net:
+def make_net(classes: int, device: torch.device) -> Net:
     """ResNet-32 with a linear head."""
     net = new_net(ILBaseline(), SHAPE, MEAN, STD, generator(0, "net"))
     net.head.widen(classes, generator(0, "rows"))
@@ -108,11 +108,11 @@ def combine(stretches: Sequence[Stretch]) -> float:
     return sum(s.images for s in stretches) / seconds
 
 
-def our_loop(row: Row, on: Setting, start: Barrier | None = None) -> Stretch:
+def run_our_loop(row: Row, on: Setting, start: Barrier | None = None) -> Stretch:
     """Two epochs of the product's own loop, after one to warm up."""
     assert row.engine is not None
     method, stage = ILBaseline(Balanced()), Stage("train", Recipe(epochs=3, batch=on.batch))
-    s = step_of(method, synthetic(on.images).to(on.device), row.teacher)
+    s = make_step(method, make_images(on.images).to(on.device), row.teacher)
     epochs: list[Epoch] = []
     times: list[float] = []
 
@@ -122,21 +122,21 @@ def our_loop(row: Row, on: Setting, start: Barrier | None = None) -> Stretch:
         epochs.append(e)
         times.append(time.monotonic())
 
-    with working_on(on.device):
-        fit(method, s, stage, Position(), Conditions(0, Crop(), on.bf16, row.engine), Tell(note))
+    with use_device(on.device):
+        fit(method, s, stage, Position(), Conditions(0, Crop(), on.bf16, row.engine), Callbacks(note))
     seen = (now.images_per_second * (now.seconds - before.seconds) for before, now in pairwise(epochs))
     return Stretch(round(sum(seen)), times[0], times[-1])
 
 
-def step_of(method: ILBaseline, data: Images, taught: bool) -> Step:
+def make_step(method: ILBaseline, data: Images, taught: bool) -> Step:
     """A step on these images: of ten new classes with a teacher of fifty, or the base step, of all sixty."""
     device, where = data.y.device, torch.arange(len(data), device=data.y.device)
     n = torch.bincount(data.y, minlength=ALL).float()
     sizes = (OLD, ALL - OLD) if taught else (ALL,)
-    teacher = net_of(OLD, device).eval().requires_grad_(False) if taught else None
+    teacher = make_net(OLD, device).eval().requires_grad_(False) if taught else None
     s = Step(
         t=int(taught), sizes=sizes, shape=SHAPE, n=n, lam=torch.ones_like(n), images=data, data=where,
-        memory=where[:0], held=where[:0], where=where, net=net_of(ALL, device), teacher=teacher,
+        memory=where[:0], held=where[:0], where=where, net=make_net(ALL, device), teacher=teacher,
         embed=partial(embed, data),
     )  # fmt: skip
     return replace(s, lam=method.lam(s))
@@ -162,22 +162,22 @@ class PerImage(Dataset[tuple[Tensor, int]]):
         return (pixels - MEAN[:, None, None]) / STD[:, None, None], self.y[i]
 
 
-def their_loop(row: Row, on: Setting) -> float:
+def run_their_loop(row: Row, on: Setting) -> float:
     """Images a second of a DataLoader loop: worker processes, fp32, one kernel after the other."""
-    net = net_of(ALL, on.device).train()
-    teacher = net_of(OLD, on.device).eval() if row.teacher else None
-    data, workers = PerImage(synthetic(on.images)), min(8, cores())
+    net = make_net(ALL, on.device).train()
+    teacher = make_net(OLD, on.device).eval() if row.teacher else None
+    data, workers = PerImage(make_images(on.images)), min(8, count_cores())
     batches = DataLoader(data, on.batch, shuffle=True, num_workers=workers, drop_last=True, persistent_workers=True)
     optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=2e-4)
     for _ in range(2):  # the first to warm up
         began = time.perf_counter()
         for x, y in batches:
             x, y = x.to(on.device), y.to(on.device)
-            z = logits(net, x)
+            z = compute_logits(net, x)
             loss = F.cross_entropy(z, y)
             if teacher is not None:
                 with torch.no_grad():
-                    z_old = logits(teacher, x)
+                    z_old = compute_logits(teacher, x)
                 loss = loss + distillation(z, z_old, 2.0)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ def their_loop(row: Row, on: Setting) -> float:
     return len(batches) * on.batch / (time.perf_counter() - began)
 
 
-def logits(net: Net, x: Tensor) -> Tensor:
+def compute_logits(net: Net, x: Tensor) -> Tensor:
     """Of images that are normalised already."""
     z: Tensor = net.head(*net.backbone(x))[0]
     return z
@@ -195,15 +195,15 @@ def logits(net: Net, x: Tensor) -> Tensor:
 def work(row: Row, on: Setting, start: Barrier, out: Any) -> None:
     """One of several processes that train at once."""
     torch.set_num_threads(1)
-    out.put(our_loop(row, on, start))
+    out.put(run_our_loop(row, on, start))
 
 
 def measure(row: Row, on: Setting) -> float:
     """Images a second of a row, all its processes together."""
     if row.engine is None:
-        return their_loop(row, on)
+        return run_their_loop(row, on)
     if row.packed == 1:
-        return combine([our_loop(row, on)])
+        return combine([run_our_loop(row, on)])
     context = multiprocessing.get_context("spawn")
     start, out = context.Barrier(row.packed), context.Queue()
     processes = [context.Process(target=work, args=(row, on, start, out), daemon=True) for _ in range(row.packed)]
@@ -229,7 +229,7 @@ def count_work(device: torch.device, bf16: bool) -> tuple[float, float]:
     FLOPs: those of the forward pass, times three. Bytes: each convolution's output is written and read once going
     forward, and read twice, with its gradient written and read, going back.
     """
-    net = net_of(ALL, device)
+    net = make_net(ALL, device)
     outputs: list[int] = []
     for m in net.modules():
         if isinstance(m, nn.Conv2d):
@@ -243,7 +243,7 @@ def count_work(device: torch.device, bf16: bool) -> tuple[float, float]:
 def measure_limits(device: torch.device, bf16: bool) -> tuple[float, float]:
     """What this machine reaches: FLOP/s of a large matrix product, and bytes/s of a large copy."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(cores())  # of the whole machine, as packed rows use it
+    torch.set_num_threads(count_cores())  # of the whole machine, as packed rows use it
     side = 8192 if device.type == "cuda" else 1024
     a = torch.randn(side, side, device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
     source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)

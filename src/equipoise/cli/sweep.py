@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..report.terminal import for_output, print_table
+from ..report.terminal import make_console, print_table
 from ..runs import queue
 from ..runs.progress import QueueWatch
 from ..runs.run import run
@@ -27,7 +27,7 @@ class Many(Request):
     """file with the words of a run in each line; what is given here is added to each (default: none)"""
 
 
-def sweep_verb(argv: list[str]) -> None:
+def do_sweep(argv: list[str]) -> None:
     """Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2; and --workers N.
 
     --runs FILE takes the words of a run from each line of a file, and adds them before those given here.
@@ -51,12 +51,12 @@ def sweep_verb(argv: list[str]) -> None:
         tensorboard=first.tensorboard,
         **({} if workers is None else {"workers": int(workers)}),
     )
-    console = for_output()
+    console = make_console()
     with QueueWatch(console, jobs, shared=on.options.store is not None) as watch:
         queue.map(run, jobs, on, watch.tell)
     if done := [job.result for job in jobs if job.result]:
         print_table(done, console)
-    queue.complain(jobs)
+    queue.report_failures(jobs)
 
 
 def plan_jobs(requests: list[Many], parent: Path) -> list[queue.Job]:

@@ -32,7 +32,7 @@ class Crop:
         check("brightness", self.brightness, least=0, most=1)
 
     @property
-    def numbers(self) -> int:
+    def random_numbers(self) -> int:
         """How many random numbers an image takes."""
         return 4 if self.brightness else 3
 

@@ -74,14 +74,14 @@ def _find(folder: Path | None, progress: bool) -> tuple[Path, Path]:
         # Making it would turn a typing error into a download to the wrong place.
         raise DataError(f"--data {folder} is not a folder: create it, or name the one that holds CIFAR-100")
     # Runs started together must not write the same file; where nothing is to be written nothing is locked.
-    if paths := _in_layout(folder):
+    if paths := _find_layout(folder):
         return paths
     with Lease(folder / ".equipoise.lock").hold():
         archives = [path for layout in LAYOUTS if (path := folder / f"{layout}.tar.gz").is_file()]
-        return _in_layout(folder) or _unpack(archives[0] if archives else _download(folder, progress))
+        return _find_layout(folder) or _unpack(archives[0] if archives else _download(folder, progress))
 
 
-def _in_layout(folder: Path) -> tuple[Path, Path] | None:
+def _find_layout(folder: Path) -> tuple[Path, Path] | None:
     for layout, (train, test) in LAYOUTS.items():
         for place in (folder / layout, folder):
             if (place / train).is_file() and (place / test).is_file():
@@ -99,7 +99,7 @@ def _unpack(archive: Path) -> tuple[Path, Path]:
             member = next((m for m in tar if m.name == f"{layout}/{path.name}" and m.isreg()), None)
             content = tar.extractfile(member) if member else None
             if content is None:
-                raise _bad(archive, f"does not hold the file {layout}/{path.name}")
+                raise _make_file_error(archive, f"does not hold the file {layout}/{path.name}")
             write_file(path, content.read())
     return train, test
 
@@ -111,7 +111,7 @@ def _read(path: Path, records: int) -> Images:
     """The images of one file, after its size and checksum were found to be right."""
     size = 2 + int(np.prod(SHAPE))  # a record: coarse label, fine label, pixels
     if path.suffix == ".bin" and (found := path.stat().st_size) != records * size:
-        raise _bad(path, f"has {found} bytes where {records * size} are expected")
+        raise _make_file_error(path, f"has {found} bytes where {records * size} are expected")
     data = _read_checked(path)
     if path.suffix == ".bin":
         table = np.frombuffer(data, np.uint8).reshape(records, size)
@@ -119,9 +119,9 @@ def _read(path: Path, records: int) -> Images:
     else:
         pixels, labels = _unpickle(path, data)
     if pixels.dtype != np.uint8 or pixels.shape != (records, size - 2) or labels.shape != (records,):
-        raise _bad(path, f"does not hold {records} labelled images of 32x32 pixels")
+        raise _make_file_error(path, f"does not hold {records} labelled images of 32x32 pixels")
     if labels.min() < 0 or labels.max() >= len(CLASSES):
-        raise _bad(path, f"has labels from {labels.min()} to {labels.max()}, outside 0 to 99")
+        raise _make_file_error(path, f"has labels from {labels.min()} to {labels.max()}, outside 0 to 99")
     x = torch.from_numpy(pixels.reshape(records, *SHAPE).copy())
     return Images(x, torch.from_numpy(labels.astype(np.int64)))
 
@@ -143,22 +143,22 @@ def _unpickle(path: Path, data: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[An
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         return np.asarray(content[b"data"]), np.asarray(content[b"fine_labels"], np.int64)
     except Exception as e:  # a pickle that is not what it should be can raise almost anything
-        raise _bad(path, f"is not the pickle it should be ({e})") from e
+        raise _make_file_error(path, f"is not the pickle it should be ({e})") from e
 
 
 def _read_checked(path: Path) -> bytes:
     """All of a file, its checksum verified. The bytes that are checked are those that are used: it is opened once."""
     data = path.read_bytes()
-    if (md5 := _md5(data)) != MD5[path.name]:
-        raise _bad(path, f"has md5 {md5} where {MD5[path.name]} is expected")
+    if (md5 := _compute_md5(data)) != MD5[path.name]:
+        raise _make_file_error(path, f"has md5 {md5} where {MD5[path.name]} is expected")
     return data
 
 
-def _md5(data: bytes) -> str:
+def _compute_md5(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def _bad(path: Path, what: str) -> DataError:
+def _make_file_error(path: Path, what: str) -> DataError:
     return DataError(f"{path} {what}: delete it and put a good copy in its place, from {PAGE}")
 
 
@@ -180,18 +180,20 @@ def _download(folder: Path, progress: bool) -> Path:
     except (URLError, HTTPException, ConnectionError, TimeoutError) as e:  # not an error of the file system
         reason = e if isinstance(e, HTTPError) else getattr(e, "reason", e)
         words = f"CIFAR-100 is not in {folder} and could not be downloaded from {URL} ({reason})"
-        raise _not_downloaded(folder, words) from e
+        raise _make_download_error(folder, words) from e
     finally:
         socket.setdefaulttimeout(before)
     data = received.read_bytes()
-    if (md5 := _md5(data)) != MD5[archive.name]:  # or part of it: a closed connection looks like the end of the file
+    if (md5 := _compute_md5(data)) != MD5[
+        archive.name
+    ]:  # or part of it: a closed connection looks like the end of the file
         received.unlink()
         words = f"what {URL} sent, {len(data)} bytes, has md5 {md5} where {MD5[archive.name]} is expected"
-        raise _not_downloaded(folder, f"{words}, and was not kept")
+        raise _make_download_error(folder, f"{words}, and was not kept")
     return received.replace(archive)
 
 
-def _not_downloaded(folder: Path, what: str) -> DataError:
+def _make_download_error(folder: Path, what: str) -> DataError:
     archives = " or ".join(f"{layout}.tar.gz" for layout in LAYOUTS)
     remedy = f"put {archives}, from {PAGE}, into {folder}, or name a folder that holds one with --data DIR"
     return DataError(f"{what}: run again, or {remedy}")

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import UsageError, unknown
+from ..errors import UsageError, make_unknown_error
 from . import cifar100
 from .augment import Crop
-from .images import Images, channel_statistics
+from .images import Images, measure_channels
 from .randomness import generator
 
 SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
@@ -63,10 +63,10 @@ def load(name: str, folder: Path | None = None, progress: bool = True) -> Datase
     `progress` is false. Digits needs no folder.
     """
     if name == "digits":
-        return _digits()
+        return _load_digits()
     if name == "cifar100":
-        return _cifar100(folder, progress)
-    raise unknown("data set", name, SHAPES)
+        return _load_cifar100(folder, progress)
+    raise make_unknown_error("data set", name, SHAPES)
 
 
 def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
@@ -92,7 +92,7 @@ def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
     return data.train[~aside], data.train[aside]
 
 
-def _table_of_digits() -> npt.NDArray[np.float64]:
+def _read_digits() -> npt.NDArray[np.float64]:
     """A row of 64 grey levels and the label for each image; from the file itself, since scikit-learn starts slowly."""
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.origin is not None
@@ -105,9 +105,9 @@ def _table_of_digits() -> npt.NDArray[np.float64]:
     return np.column_stack([images, labels])
 
 
-def _digits() -> Dataset:
+def _load_digits() -> Dataset:
     """The 8x8 handwritten digits of scikit-learn."""
-    table = _table_of_digits()
+    table = _read_digits()
     # Grey levels go from 0 to 16; 15 is the largest whole factor that keeps them all in a byte.
     x = torch.from_numpy((table[:, :-1] * 15).astype(np.uint8).reshape(-1, 1, 8, 8))
     y = torch.from_numpy(table[:, -1].astype(np.int64))
@@ -116,7 +116,7 @@ def _digits() -> Dataset:
     for label in range(10):
         for_training[(y == label).nonzero()[:DIGITS_TRAIN]] = True
     train, test = Images(x[for_training], y[for_training]), Images(x[~for_training], y[~for_training])
-    mean, std = channel_statistics(train.x)
+    mean, std = measure_channels(train.x)
     return Dataset(
         name="digits",
         train=train,
@@ -129,7 +129,7 @@ def _digits() -> Dataset:
     )
 
 
-def _cifar100(folder: Path | None, progress: bool) -> Dataset:
+def _load_cifar100(folder: Path | None, progress: bool) -> Dataset:
     """CIFAR-100 (Krizhevsky, 2009) with its 100 fine labels."""
     train, test = cifar100.read(folder, progress)
     return Dataset(

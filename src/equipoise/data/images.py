@@ -31,7 +31,7 @@ class Images:
         """The same images on another device."""
         return Images(self.x.to(device), self.y.to(device), self.id)
 
-    def positions(self, first: int, last: int) -> Tensor:
+    def find_positions(self, first: int, last: int) -> Tensor:
         """Where the images of the classes first, ..., last - 1 are."""
         return ((self.y >= first) & (self.y < last)).nonzero()[:, 0]
 
@@ -50,12 +50,12 @@ class Images:
         return h.hexdigest()
 
 
-def join(a: Images, b: Images) -> Images:
+def join_images(a: Images, b: Images) -> Images:
     """The images of a, then those of b."""
     return Images(torch.cat([a.x, b.x]), torch.cat([a.y, b.y]))
 
 
-def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+def measure_channels(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel of uint8 images, in units of pixel values.
 
     From a histogram: exact, the same on every device, and without a float copy of all images.
@@ -68,6 +68,6 @@ def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(std > 0, std, 1.0)  # a channel of one colour carries nothing: it becomes 0
 
 
-def class_sums(h: Tensor, y: Tensor, classes: int) -> Tensor:
+def sum_by_class(h: Tensor, y: Tensor, classes: int) -> Tensor:
     """The sum of the features of each class; added up in a fixed order, as `index_add` on a GPU does not."""
     return torch.stack([h[y == c].sum(0) for c in range(classes)])

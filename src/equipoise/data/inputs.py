@@ -85,7 +85,7 @@ def as_statistics(normalise: Statistics, channels: int) -> tuple[Tensor, Tensor]
     return mean, std
 
 
-def image_shape(x: Tensor) -> tuple[int, int, int]:
+def get_image_shape(x: Tensor) -> tuple[int, int, int]:
     """(channels, height, width)."""
     _, channels, height, width = x.shape
     return channels, height, width

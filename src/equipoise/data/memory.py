@@ -47,7 +47,7 @@ class Budget:
         return str(self.per_class) if self.total is None else f"total:{self.total}"
 
 
-def ranks(y: Tensor) -> Tensor:
+def rank_in_class(y: Tensor) -> Tensor:
     """The place of each image among those of its class, counted from 0, for y sorted by class."""
     _, counts = torch.unique_consecutive(y, return_counts=True)
     starts = counts.cumsum(0) - counts
@@ -57,10 +57,10 @@ def ranks(y: Tensor) -> Tensor:
 
 def keep(memory: Tensor, y: Tensor, m: int) -> Tensor:
     """The first m exemplars of every class, of a memory with labels y."""
-    return memory[ranks(y) < m]
+    return memory[rank_in_class(y) < m]
 
 
-def herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) -> Tensor:
+def choose_by_herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) -> Tensor:
     """The first m exemplars of every class by herding (Welling, 2009), as iCaRL uses it: indices, class by class.
 
     Features are L2-normalised (`unit_length`); the k-th exemplar is the image, not yet chosen, that brings the mean of
@@ -70,7 +70,7 @@ def herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) -> Tensor:
     order = torch.argsort(y, stable=True)
     _, counts = torch.unique_consecutive(y[order], return_counts=True)
     classes = torch.arange(len(counts), device=y.device)
-    row, column = classes.repeat_interleave(counts), ranks(y[order])
+    row, column = classes.repeat_interleave(counts), rank_in_class(y[order])
     table = order.new_zeros(len(counts), int(counts.max())).index_put((row, column), order)
     free = torch.zeros_like(table, dtype=torch.bool).index_put((row, column), torch.ones_like(row).bool())
 
@@ -91,16 +91,16 @@ def herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) -> Tensor:
     return ranked[torch.arange(ranked.shape[1], device=y.device) < counts[:, None]]  # small classes ran out
 
 
-def at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:
+def choose_at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:
     """m images of every class, drawn without replacement: indices, class by class."""
     shuffled = torch.randperm(len(y), generator=gen, device=gen.device).to(y.device)
     order = shuffled[torch.argsort(y[shuffled], stable=True)]
-    return order[ranks(y[order]) < m]
+    return order[rank_in_class(y[order]) < m]
 
 
 def hold_out(y: Tensor, h: int, gen: torch.Generator) -> tuple[Tensor, Tensor]:
     """Indices of the images but h of every class, drawn at random, and of those: Algorithm 1's D_t and B_t."""
-    which = at_random(y, h, gen)
+    which = choose_at_random(y, h, gen)
     kept = torch.ones(len(y), dtype=torch.bool, device=y.device).index_fill(0, which, False)
     return kept.nonzero()[:, 0], which
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import DataError, UsageError
 
 
-def class_order(order: str, classes: int) -> list[int]:
+def order_classes(order: str, classes: int) -> list[int]:
     """The order in which the classes are learned.
 
     `order` is a seed for NumPy's legacy generator (1993 is what this field uses), `natural`, or a file that
@@ -41,7 +41,7 @@ def class_order(order: str, classes: int) -> list[int]:
     return ids_in_file
 
 
-def step_sizes(classes: int, base: int, steps: int) -> tuple[int, ...]:
+def split_classes(classes: int, base: int, steps: int) -> tuple[int, ...]:
     """How many classes each step brings: the base step's, then the others', all of them equal."""
     for name, value in (("base", base), ("steps", steps)):
         if not isinstance(value, numbers.Integral):

@@ -13,10 +13,10 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
     It depends on nothing that happened before. So a checkpoint holds no generator state, a run that goes on
     after a kill draws what it would have drawn, and looking at the model in between changes nothing.
     """
-    return torch.Generator(device).manual_seed(seed_for(seed, *purpose))
+    return torch.Generator(device).manual_seed(derive_seed(seed, *purpose))
 
 
-def seed_for(seed: int, *purpose: str | int) -> int:
+def derive_seed(seed: int, *purpose: str | int) -> int:
     """The seed of that generator."""
     name = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

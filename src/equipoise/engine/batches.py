@@ -24,7 +24,7 @@ class Table:
         self.images, self.crop, self.size = images, crop, size
         device = images.y.device
         self.which = torch.zeros(most, size, dtype=torch.long, device=device)
-        self.drawn = torch.zeros(most, size, crop.numbers, dtype=torch.long, device=device)
+        self.drawn = torch.zeros(most, size, crop.random_numbers, dtype=torch.long, device=device)
         self.at = torch.zeros(1, dtype=torch.long, device=device)
 
     def lay_out(self, batches: Tensor, drawn: Tensor) -> None:
@@ -33,7 +33,7 @@ class Table:
         self.drawn[: len(batches)].copy_(drawn)
         self.at.zero_()
 
-    def take(self) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> tuple[Tensor, Tensor]:
         """The next batch: images, augmented, and labels."""
         which = self.which.index_select(0, self.at)[0]
         drawn = self.drawn.index_select(0, self.at)[0]
@@ -54,7 +54,7 @@ class Batches(Table):
         size = min(size, self.length)
         super().__init__(images, crop, most or -(-self.length // size) + 1, size)
 
-    def edge(self, epochs: int) -> int:
+    def count_batches(self, epochs: int) -> int:
         """How many batches that many epochs are, rounded to the nearest."""
         return (2 * epochs * self.length + self.size) // (2 * self.size)
 
@@ -76,7 +76,7 @@ def shuffle(n: int, gen: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=gen, device=gen.device)
 
 
-class Second(Table):
+class SecondStream(Table):
     """The second stream of a source: images of the data, or pixels of the state that stand for the memory's."""
 
     def __init__(self, s: Step, more: More, crop: Crop, most: int) -> None:

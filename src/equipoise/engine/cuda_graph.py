@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import is_gpu_full
 from .gpu import STREAMS
-from .kernels.launch import together
+from .kernels.launch import compile_together
 
 Engine = Literal["fused", "compiled", "captured", "eager"]
 """a CUDA graph with our own kernels; one with compiled backbones; a CUDA graph; kernel by kernel"""
@@ -39,7 +39,7 @@ class UnfitError(Exception):
     """This engine does not support the model, and why; the next one is tried."""
 
 
-class Aside:
+class SideStream:
     """Runs the block `with aside:` on a second stream of the GPU; `join` makes the main stream wait. None on a CPU.
 
     What is read aside must live until the join: memory that its own stream gives back is used again at once.
@@ -81,7 +81,7 @@ def prepare(
         if attempt == "eager":
             break
         try:
-            return [capture(step, state, generators) for step in make(attempt)], attempt
+            return [capture_step(step, state, generators) for step in make(attempt)], attempt
         except UnfitError as error:
             if requested:
                 simpler = ENGINES[ENGINES.index(attempt) + 1]
@@ -91,38 +91,38 @@ def prepare(
                 raise  # a simpler engine needs no less
             before = [t.detach().clone() for t in state]
             make("eager")[0]()  # a fault in an objective is raised here, as what it is
-            put_back(state, before)
+            restore_tensors(state, before)
             reason = str(error).strip().splitlines()
             log.warning("training cannot be %s here, and is slower: %s", attempt, reason[0] if reason else repr(error))
     return make("eager"), "eager"
 
 
-def put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+def restore_tensors(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
     """Give tensors the values that they had before."""
     with torch.no_grad():
         for t, old in zip(state, before):
             t.copy_(old)
 
 
-def capture(
+def capture_step(
     step: Callable[[], None], state: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
 ) -> Callable[[], None]:
     """`step` as a CUDA graph that does the same to the same tensors; `state` is what it changes, left as it was."""
     before = [t.detach().clone() for t in state]
     with RECORDING:
-        return _capture(step, state, before, generators)
+        return _capture_step(step, state, before, generators)
 
 
-def _capture(
+def _capture_step(
     step: Callable[[], None], state: Sequence[Tensor], before: Sequence[Tensor], generators: Sequence[torch.Generator]
 ) -> Callable[[], None]:
-    restore = partial(put_back, state, before)
+    restore = partial(restore_tensors, state, before)
 
     aside = STREAMS.get(torch.device("cuda"), "recording")
     aside.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(aside):
-            with together():
+            with compile_together():
                 step()
             restore()
             for _ in range(WARM_UP):

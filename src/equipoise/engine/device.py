@@ -51,19 +51,19 @@ def resolve_engine(name: str, device: torch.device) -> Engine:
 
 
 @contextlib.contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
+def reset_torch_settings(device: torch.device) -> Iterator[None]:
     """Train and load as always, whatever the caller is in the middle of: autocast, inference mode, other defaults."""
     default, plain = torch.get_default_dtype(), torch.autocast(device.type, enabled=False)
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), plain, working_on(device):
+        with torch.inference_mode(False), torch.enable_grad(), plain, use_device(device):
             yield
     finally:
         torch.set_default_dtype(default)
 
 
 @contextlib.contextmanager
-def working_on(device: torch.device, tuned: bool = True) -> Iterator[None]:
+def use_device(device: torch.device, tuned: bool = True) -> Iterator[None]:
     """On a GPU: the chosen one, and fp32 that is fp32, not TF32; `tuned` tries which convolutions are fastest."""
     if device.type != "cuda":
         yield

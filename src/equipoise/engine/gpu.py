@@ -9,23 +9,23 @@ import torch
 _before: dict[int, float] = {}  # by GPU, the peak before its counting began anew
 
 
-def peak_memory(device: torch.device) -> float:
+def get_peak_memory(device: torch.device) -> float:
     """The most memory of a GPU, in MiB, that tensors of this process have had at once, ever."""
-    return max(_before.get(gpu_number(device), 0.0), recent_peak_memory(device))
+    return max(_before.get(get_gpu_index(device), 0.0), get_recent_peak_memory(device))
 
 
-def recent_peak_memory(device: torch.device) -> float:
+def get_recent_peak_memory(device: torch.device) -> float:
     """The same since `count_memory_anew`."""
     return torch.cuda.max_memory_allocated(device) / 2**20
 
 
-def count_memory_anew(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     """Forget the peak of a GPU's memory so far, as far as `recent_peak_memory` goes."""
-    _before[gpu_number(device)] = peak_memory(device)
+    _before[get_gpu_index(device)] = get_peak_memory(device)
     torch.cuda.reset_peak_memory_stats(device)
 
 
-def gpu_number(device: torch.device) -> int:
+def get_gpu_index(device: torch.device) -> int:
     """Which GPU a device is: the current one, where it does not say."""
     return torch.cuda.current_device() if device.index is None else device.index
 
@@ -42,7 +42,7 @@ class Streams(threading.local):
 
     def get(self, device: torch.device, purpose: str) -> torch.cuda.Stream:
         """The stream of a GPU that is for this."""
-        key = gpu_number(device), purpose
+        key = get_gpu_index(device), purpose
         if key not in self.known:
             self.known[key] = torch.cuda.Stream(key[0])  # type: ignore[no-untyped-call]
         return self.known[key]

@@ -96,7 +96,7 @@ def update(adapt: Adapt, method: Method, objective: Objective, s: Step, b: Batch
         d_alpha = {k: d.where(grads[k].abs() <= recipe.clamp, 0) for k, d in d_alpha.items()}
     with torch.no_grad():
         star = look_ahead(ahead.groups, grads, ahead.momentum, recipe)
-    v = dict(zip(star, validation_gradient(s.net, star, *ahead.held.take(), ahead.bf16, ahead.features)))
+    v = dict(zip(star, validation_gradient(s.net, star, *ahead.held.next_batch(), ahead.bf16, ahead.features)))
     with torch.no_grad():
         alpha = s.state[adapt.name]
         alpha.copy_((alpha - adapt.lr * hyper_gradient(d_alpha, v, ahead.groups)).clamp_min(adapt.least))

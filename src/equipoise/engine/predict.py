@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..nets import Net, Out
-from .device import working_on
+from .device import use_device
 
 CHUNK = 1000 * 32 * 32
 """pixels that are predicted at a time, at most"""
@@ -19,7 +19,7 @@ FEW = 150
 View = Callable[[Tensor], Tensor]
 
 
-def outputs(
+def compute_outputs(
     net: Net,
     x: Tensor,
     where: Tensor | None = None,
@@ -47,13 +47,13 @@ def outputs(
             part = part.to(device)
             part = part if view is None else view(part)
             plain = torch.autocast(device.type, enabled=False)
-            with torch.no_grad(), plain, working_on(device, tuned=False):
+            with torch.no_grad(), plain, use_device(device, tuned=False):
                 out: Out = functional_call(net, weights, (part, None, classify))
             yield out
     finally:
         net.train(training)
 
 
-def features(net: Net, x: Tensor, where: Tensor, view: View | None = None) -> Tensor:
+def compute_features(net: Net, x: Tensor, where: Tensor, view: View | None = None) -> Tensor:
     """The embeddings of the images at these positions."""
-    return torch.cat([out.h for out in outputs(net, x, where, view, classify=False)])
+    return torch.cat([out.h for out in compute_outputs(net, x, where, view, classify=False)])

@@ -25,7 +25,7 @@ class Trained:
     lr: Tensor
 
 
-def select(s: Step, stage: Stage) -> list[Trained]:
+def select_weights(s: Step, stage: Stage) -> list[Trained]:
     """The weights that a stage trains, group by group; all others are frozen."""
     never = {f"backbone.{name}" for name in s.net.backbone.frozen}
     named = dict(s.net.named_parameters()) | {f"state.{name}": value for name, value in s.state.items()}
@@ -80,7 +80,7 @@ def look_ahead(groups: Iterable[Trained], grads: Weights, momentum: Weights, rec
     return ahead
 
 
-def gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:
+def compute_gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:
     """The gradient of the loss by weight; `again` keeps what a second call needs."""
     grads = torch.autograd.grad(loss, list(weights.values()), retain_graph=again, materialize_grads=True)
     return dict(zip(weights, grads))

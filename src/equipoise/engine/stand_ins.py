@@ -11,7 +11,7 @@ from ..step import Step
 from .cuda_graph import Engine, UnfitError
 
 
-def stand_ins(engine: Engine, s: Step, bf16: bool, method: Method) -> tuple[Features | None, Features | None]:
+def replace_features(engine: Engine, s: Step, bf16: bool, method: Method) -> tuple[Features | None, Features | None]:
     """What stands in for the features of the net and of its teacher; None for nothing.
 
     Features only: their shapes never change, while the head grows from step to step.

@@ -14,17 +14,17 @@ import torch._functorch.config
 from torch import Tensor
 
 from ..data.augment import Crop
-from ..data.randomness import generator, seed_for
+from ..data.randomness import derive_seed, generator
 from ..errors import DivergedError
 from ..method import Method
 from ..nets import Batch, Features, Out
 from ..step import More, Stage, Step
 from . import meta
-from .batches import Batches, Second, Table, shuffle
-from .cuda_graph import Aside, Engine, prepare
-from .gpu import count_memory_anew, recent_peak_memory
-from .sgd import Weights, gradient, select, sgd_
-from .stand_ins import stand_ins
+from .batches import Batches, SecondStream, Table, shuffle
+from .cuda_graph import Engine, SideStream, prepare
+from .gpu import get_recent_peak_memory, reset_peak_memory
+from .sgd import Weights, compute_gradient, select_weights, sgd_
+from .stand_ins import replace_features
 
 
 class Epoch(NamedTuple):
@@ -76,14 +76,14 @@ class Conditions:
     """whether that engine was requested by name, so that another in its place is worth a warning"""
 
 
-class Tell(NamedTuple):
+class Callbacks(NamedTuple):
     """Who is told of progress: of each epoch, and after each batch of the epochs launched so far, such as 2.25."""
 
     epoch: Callable[[Epoch], None] = lambda epoch: None
     batch: Callable[[float], None] = lambda epochs: None
 
 
-def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tell: Tell = Tell()) -> Engine:
+def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tell: Callbacks = Callbacks()) -> Engine:
     """Train one stage from `at` to the last epoch of its recipe; `at` moves along. Returns the engine that was used."""
     recipe = stage.recipe
     if at.epoch == recipe.epochs:
@@ -92,7 +92,7 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
     launches = training.load(at.epoch)
     cuda = s.n.is_cuda
     if cuda:
-        count_memory_anew(s.n.device)  # what predicting took before is not what training takes
+        reset_peak_memory(s.n.device)  # what predicting took before is not what training takes
     steps, engine = training.prepare()
     mib: float | None = None
     for epoch in range(at.epoch, recipe.epochs):
@@ -106,9 +106,9 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
         if not math.isfinite(loss):
             raise explain_divergence(loss, training, epoch)
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
-        speed, launches = training.images(launches) / max(seconds, 1e-9), []
+        speed, launches = training.count_images(launches) / max(seconds, 1e-9), []
         if cuda and mib is None:  # all epochs take the same, and whoever is told of one may predict
-            mib = recent_peak_memory(s.n.device)
+            mib = get_recent_peak_memory(s.n.device)
         alpha = None if training.adapt is None else s.state[training.adapt.name].item()
         rate = recipe.lr_at(epoch)
         tell.epoch(Epoch(s.t, stage.name, epoch + 1, recipe.epochs, loss, rate, alpha, speed, at.seconds, mib))
@@ -132,7 +132,7 @@ class Training:
         self.method, self.s, self.stage, self.on = method, s, stage, on
         self.objective = stage.objective or method.objective
         self.device = s.n.device
-        self.groups = select(s, stage)
+        self.groups = select_weights(s, stage)
         self.weights = {name: w for group in self.groups for name, w in group.weights.items()}
         # Only what is trained has momentum.
         at.momentum = {n: at.momentum.get(n, torch.zeros_like(w)) for n, w in self.weights.items()}
@@ -140,17 +140,17 @@ class Training:
         self.total = torch.zeros((), device=self.device)
         self.noise = torch.zeros((), device=self.device)
         self.noise_generator = torch.Generator(self.device)
-        self.aside = Aside(self.device, "teacher")
-        self.sources = self._sources()
+        self.aside = SideStream(self.device, "teacher")
+        self.sources = self._make_sources()
         adapt = method.remedy.adapt()
         self.adapt = adapt if adapt is not None and len(s.held) and stage.images == "all" else None
         if self.adapt is not None:
             n, most = len(s.held), self.sources[0].which.shape[0] // self.adapt.every + 1
-            self.held = self._batches("held", self.adapt.batch, lambda gen: s.held[shuffle(n, gen)], most=most)
-        self.seconds: list[Second | None] = [None] * len(self.sources)
+            self.held = self._make_batches("held", self.adapt.batch, lambda gen: s.held[shuffle(n, gen)], most=most)
+        self.seconds: list[SecondStream | None] = [None] * len(self.sources)
         s.net.train(stage.batch_norm == "train")
 
-    def _batches(
+    def _make_batches(
         self,
         purpose: str,
         size: int,
@@ -168,20 +168,20 @@ class Training:
             most,
         )
 
-    def _sources(self) -> list[Batches]:
+    def _make_sources(self) -> list[Batches]:
         """The stream of batches, and where epochs end with a short one, the stream of those."""
         recipe, name = self.stage.recipe, self.stage.name
 
         def order(gen: torch.Generator) -> Tensor:
             return self.method.epoch(self.s, gen, recipe.batch)
 
-        train = self._batches(name, recipe.batch, order)
+        train = self._make_batches(name, recipe.batch, order)
         self.rest = train.length % train.size
         if recipe.last == "joined" or not self.rest:
             return [train]
         return [
-            self._batches(name, recipe.batch, lambda gen: order(gen)[: -self.rest]),
-            self._batches(name, self.rest, lambda gen: order(gen)[-self.rest :], "augment the rest"),
+            self._make_batches(name, recipe.batch, lambda gen: order(gen)[: -self.rest]),
+            self._make_batches(name, self.rest, lambda gen: order(gen)[-self.rest :], "augment the rest"),
         ]
 
     # An epoch ------------------------------------------------------------------------------------------------
@@ -189,10 +189,10 @@ class Training:
     def load(self, epoch: int) -> list[int]:
         """Lay out the batches of an epoch; returns which of the steps to launch, one after the other."""
         train, short = self.sources[0], len(self.sources) - 1
-        first, last = train.edge(epoch), train.edge(epoch + 1)
-        self._second(0, train.load(first, last, epoch), epoch)
+        first, last = train.count_batches(epoch), train.count_batches(epoch + 1)
+        self._load_second_stream(0, train.load(first, last, epoch), epoch)
         if short:
-            self._second(1, self.sources[1].load(epoch, epoch + 1, epoch), epoch)
+            self._load_second_stream(1, self.sources[1].load(epoch, epoch + 1, epoch), epoch)
             first, last = first + epoch, last + epoch + 1
         every = 0 if self.adapt is None else self.adapt.every
         if every:
@@ -202,24 +202,24 @@ class Training:
             group.lr.fill_(rate * group.factor)
         if self.stage.gradient_noise:
             self.noise.fill_(math.sqrt(self.stage.gradient_noise / (1 + epoch) ** 0.55))  # it is a variance
-            self.noise_generator.manual_seed(seed_for(self.on.seed, self.s.t, self.stage.name, "noise", epoch))
+            self.noise_generator.manual_seed(derive_seed(self.on.seed, self.s.t, self.stage.name, "noise", epoch))
         self.total.zero_()
         adapts = [bool(every) and i % every == 0 for i in range(first, last)]
         ends = [bool(short) and i == last - 1 for i in range(first, last)]
         return [len(self.sources) * a + e for a, e in zip(adapts, ends)]
 
-    def _second(self, k: int, which: Tensor, epoch: int) -> None:
+    def _load_second_stream(self, k: int, which: Tensor, epoch: int) -> None:
         """Lay out the second stream beside the batches of a source, where the method names one."""
         name = self.stage.name
         gen = partial(generator, self.on.seed, self.s.t, name, device=self.device)
         more = self.method.more(self.s, which, gen("more", epoch, k)) if len(which) else None
         if more is None:
             return
-        second = self.seconds[k] or Second(self.s, more, self.on.crop, self.sources[k].which.shape[0])
+        second = self.seconds[k] or SecondStream(self.s, more, self.on.crop, self.sources[k].which.shape[0])
         self.seconds[k] = second
         second.lay_out(more.where, self.on.crop.draw(tuple(more.where.shape), gen("augment more", epoch, k)))
 
-    def images(self, launches: list[int]) -> int:
+    def count_images(self, launches: list[int]) -> int:
         """How many images these steps train on."""
         short = sum(kind % len(self.sources) for kind in launches)
         return (len(launches) - short) * self.sources[0].size + short * self.rest
@@ -237,19 +237,19 @@ class Training:
         generators = [self.noise_generator] if self.stage.gradient_noise else []
         drawn = self.noise_generator.get_state()
         with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
-            made = prepare(engine, self.steps, changed, self.on.requested, generators)
+            made = prepare(engine, self.make_steps, changed, self.on.requested, generators)
         self.noise_generator.set_state(drawn)  # recording has drawn from it
         return made
 
-    def steps(self, engine: Engine) -> list[Callable[[], None]]:
+    def make_steps(self, engine: Engine) -> list[Callable[[], None]]:
         """A step for each source, then one for each that updates α as well."""
-        student, teacher = stand_ins(engine, self.s, self.on.bf16, self.method)
+        student, teacher = replace_features(engine, self.s, self.on.bf16, self.method)
         kinds = [False] if self.adapt is None else [False, True]
         ahead = student if engine == "fused" else None  # what is compiled is so for the net's own weights alone
         both = range(len(self.sources))
-        return [partial(self.step, k, adapts, student, teacher, ahead) for adapts in kinds for k in both]
+        return [partial(self.run_step, k, adapts, student, teacher, ahead) for adapts in kinds for k in both]
 
-    def step(
+    def run_step(
         self, k: int, adapts: bool, student: Features | None, teacher: Features | None, ahead: Features | None
     ) -> None:
         """One optimisation step on the next batch of a source."""
@@ -258,11 +258,11 @@ class Training:
             b = b._replace(more=self.forward(second, student, teacher, second.more))
         loss = self.objective(self.s, b)
         if adapts and self.adapt is not None:
-            grads = gradient(loss, self.weights, again=True)
+            grads = compute_gradient(loss, self.weights, again=True)
             look = meta.Ahead(self.groups, self.momentum, self.stage.recipe, self.held, self.on.bf16, ahead)
             meta.update(self.adapt, self.method, self.objective, self.s, b, grads, look)
             loss = self.objective(self.s, b)
-        grads = gradient(loss, self.weights)
+        grads = compute_gradient(loss, self.weights)
         if self.stage.gradient_noise:
             gen = self.noise_generator
             for g in grads.values():
@@ -279,7 +279,7 @@ class Training:
         self, source: Table, student: Features | None, teacher: Features | None, more: More | None = None
     ) -> Batch:
         """The next batch of a source, as the net and the teacher see it."""
-        x, y = source.take()
+        x, y = source.next_batch()
         x = self.method.views(x)
         y = y.repeat(len(x) // len(y))
         s, learns = self.s, more is None or more.gradient

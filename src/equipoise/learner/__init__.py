@@ -19,12 +19,12 @@ from ..data.images import Images
 from ..data.inputs import Statistics, as_statistics, check_statistics
 from ..data.memory import Budget
 from ..engine.cuda_graph import Engine
-from ..engine.device import resolve_device, resolve_engine, resolve_precision, undisturbed
-from ..engine.train import Conditions, Epoch, Position, Tell, fit
+from ..engine.device import reset_torch_settings, resolve_device, resolve_engine, resolve_precision
+from ..engine.train import Callbacks, Conditions, Epoch, Position, fit
 from ..errors import UsageError, check_choice
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
-from ..nets.backbones import scale
+from ..nets.backbones import choose_scale
 from ..nets.modules import ModuleSource
 from ..step import Recipe, Shape, Stage, Step, plan_for
 from . import saved
@@ -155,11 +155,11 @@ class Learner(Predictor):
                 callback(self)
 
         interrupted = self._live
-        with self._alone(), undisturbed(self.device_):
+        with self._alone(), reset_torch_settings(self.device_):
             try:
                 before, self._live = self._open(images, labels)
                 with Progress(before, self._live, verbose) as progress:
-                    self._train(before, self._live, progress.watch(Tell(on_epoch, tick or (lambda epochs: None))))
+                    self._train(before, self._live, progress.watch(Callbacks(on_epoch, tick or (lambda epochs: None))))
                 self.state_, self._live = self._live.state, None
             except BaseException:
                 self._live = interrupted
@@ -181,7 +181,7 @@ class Learner(Predictor):
         finally:
             self._learning = False
 
-    def _train(self, before: Before, live: Live, tell: Tell) -> None:
+    def _train(self, before: Before, live: Live, tell: Callbacks) -> None:
         """The stages of a step that are not done yet, then its end."""
         for k, stage in enumerate(live.stages):
             if k < live.at.stage:
@@ -232,7 +232,7 @@ class Learner(Predictor):
 
     def crop_for(self, shape: Shape) -> Crop:
         """The augmentation of images of that shape."""
-        tiny = scale(shape) == "tiny"
+        tiny = choose_scale(shape) == "tiny"
         return self.augment or (Crop(pad=1, flip=False) if tiny else Crop(pad=max(shape[1:]) // 8))
 
     def recipe_for(self, shape: Shape) -> Recipe:
@@ -267,7 +267,7 @@ class Learner(Predictor):
         check_same_source(path, own, backbone)
         with saved.readable(path):
             learner = cls(**arguments, backbone=backbone)
-            with undisturbed(learner.device_):
+            with reset_torch_settings(learner.device_):
                 learner._take(tensors, info)
                 learner.check_that_it_answers()
         return learner
@@ -278,7 +278,7 @@ class Learner(Predictor):
         `check_note` may refuse the note by a `DataError`, before anything is taken over.
         """
         tensors, info = saved.load(Path(path))
-        with saved.readable(path), undisturbed(self.device_):
+        with saved.readable(path), reset_torch_settings(self.device_):
             check_format(info)
             check_note(info["note"])
             self._take(tensors, info)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..data.images import Images
-from ..data.inputs import as_batch, as_images, image_shape
+from ..data.inputs import as_batch, as_images, get_image_shape
 from ..data.labels import as_array, as_label, as_labels
-from ..engine.predict import outputs
+from ..engine.predict import compute_outputs
 from ..engine.train import Epoch
 from ..errors import DataError, UsageError
 from ..method import Method
@@ -92,7 +92,7 @@ class Predictor:
     def logits(self, images: Any) -> Tensor:
         """z of every image (n, classes), fp32, on the learner's device; one image is a batch of it."""
         x = as_images(images if self._now.shape is None else as_batch(images, self._now.shape))
-        check_shape(image_shape(x), self._now.shape)
+        check_shape(get_image_shape(x), self._now.shape)
         if not len(x):
             raise UsageError("there are no images")
         return self.logits_at(x, None)
@@ -114,7 +114,7 @@ class Predictor:
         """The net's output, chunk by chunk, as in prediction."""
         if self._now.net is None:
             raise UsageError("nothing has been learned yet: call learn first")
-        return outputs(self._now.net, x, where, self.method.views, chunk=chunk)
+        return compute_outputs(self._now.net, x, where, self.method.views, chunk=chunk)
 
     def predict(self, images: Any) -> np.ndarray[Any, Any]:
         """The label of each image, as it was learned; of one image, an array of one label."""

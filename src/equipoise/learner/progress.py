@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live as Display
 from rich.text import Text
 
-from ..engine.train import Epoch, Tell
+from ..engine.train import Callbacks, Epoch
 from ..step import Plan, Stage
 from .state import Live
 from .step import Before
@@ -65,7 +65,7 @@ class Progress:
         if self.display is not None:
             self.display.stop()
 
-    def watch(self, tell: Tell) -> Tell:
+    def watch(self, tell: Callbacks) -> Callbacks:
         """Whom `fit` tells of epochs and batches: this line, then whoever else is told."""
         if not self.shown:
             return tell
@@ -78,7 +78,7 @@ class Progress:
             self.move(epochs)
             tell.batch(epochs)
 
-        return Tell(on_epoch, on_batch)
+        return Callbacks(on_epoch, on_batch)
 
     # How far it is -------------------------------------------------------------------------------------------
 

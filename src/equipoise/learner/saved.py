@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import files
-from ..errors import DataError, RunError, UsageError, first_line
+from ..errors import DataError, RunError, UsageError, get_first_line
 
 INFO = "learner.json"
 TENSORS_NAME = re.compile(r"learner-[0-9a-f]{16}\.safetensors")
@@ -67,7 +67,7 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with torch.inference_mode(False):
             return safetensors.torch.load(data), info
     except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
-        raise DataError(f"{path} is not a safetensors file ({first_line(error)}): delete {folder}") from None
+        raise DataError(f"{path} is not a safetensors file ({get_first_line(error)}): delete {folder}") from None
 
 
 def seal(info: dict[str, Any]) -> bytes:
@@ -127,7 +127,7 @@ def is_tensor_file(path: Path) -> bool:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what saves that were cut off have left in a folder of ours: partial files, and tensors without JSON."""
-    whole = filter(None, map(files.whole_name, folder.glob(f".*{files.PARTIAL}")))
+    whole = filter(None, map(files.parse_partial_name, folder.glob(f".*{files.PARTIAL}")))
     files.remove_partials(folder, {name for name in whole if name == INFO or TENSORS_NAME.fullmatch(name)})
     named = find_tensors(folder)
     if named is None and os.path.lexists(folder / INFO):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..data import memory
-from ..data.images import Images, channel_statistics, join
-from ..data.inputs import as_images, image_shape
+from ..data.images import Images, join_images, measure_channels
+from ..data.inputs import as_images, get_image_shape
 from ..data.labels import as_labels
 from ..data.memory import Budget
 from ..data.randomness import generator
-from ..engine.predict import View, features
+from ..engine.predict import View, compute_features
 from ..engine.sgd import check_groups
 from ..engine.train import Position
 from ..errors import UsageError
@@ -64,7 +64,7 @@ class Before:
     def begin(self, new: list[Hashable], statistics: tuple[Tensor, Tensor] | None, fingerprint: str) -> Live:
         """The net with rows for the new classes, and nothing trained yet."""
         old, plan = self.state, self.plan
-        net = self.grow(len(new), channel_statistics(self.images.x[self.data]) if statistics is None else statistics)
+        net = self.grow(len(new), measure_channels(self.images.x[self.data]) if statistics is None else statistics)
         stages = [stage for stage in self.stages if isinstance(stage, Stage)]
         for stage in stages:
             check_groups(stage, dict(net.named_parameters()), state=False)
@@ -139,7 +139,7 @@ class Before:
             everything, held = everything[trained], everything[out]
         images, kept = self.images, self.memory if live.chosen is None else live.chosen
         if live.pixels is not None:
-            images = join(images, Images(live.pixels, images.y[kept]))
+            images = join_images(images, Images(live.pixels, images.y[kept]))
             kept = torch.arange(len(self.images), len(images), device=kept.device)
         where = self.data if stage is None else {"all": everything, "memory": kept, "held": held}[stage.images]
         n = torch.bincount(images.y[where], minlength=plan.N).float()
@@ -195,13 +195,13 @@ def read_images(
     known, shape = len(old.classes), (live.state if live else old).shape
     if isinstance(images, Images):
         data, new = images if images.id else replace(images, id=images.fingerprint()), list(labels)
-        check_shape(image_shape(data.x), shape)
+        check_shape(get_image_shape(data.x), shape)
         if new != list(range(known, known + max(len(new), 1 if known else 2))):
             raise UsageError(f"these images are learned in the order of their labels: next is {known}")
-        return data, new, data.positions(new[0], new[-1] + 1)
+        return data, new, data.find_positions(new[0], new[-1] + 1)
     x = as_images(images, copy=True)
     names = as_labels(labels, len(x))
-    check_shape(image_shape(x), shape)
+    check_shape(get_image_shape(x), shape)
     new = live.state.classes[known:] if live else find_new_classes(names, old.classes)
     index = {name: known + k for k, name in enumerate(new)}
     if any(name not in index for name in names):
@@ -217,7 +217,7 @@ def other_data(old: State) -> UsageError:
 
 def embed(images: Images, net: Net, where: Tensor, view: View | None = None) -> Tensor:
     """The embeddings of the images at these positions."""
-    return features(net, images.x, where, view)
+    return compute_features(net, images.x, where, view)
 
 
 def gather(data: Images, state: State) -> tuple[Images, Tensor]:
@@ -228,7 +228,7 @@ def gather(data: Images, state: State) -> tuple[Images, Tensor]:
         return data, state.kept
     if state.exemplars is None or not len(state.exemplars):
         return data, torch.zeros(0, dtype=torch.long, device=data.y.device)
-    everything = join(data, state.exemplars)
+    everything = join_images(data, state.exemplars)
     return everything, torch.arange(len(data), len(everything), device=data.y.device)
 
 

@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import TypeVar
 
-from ..errors import unknown
+from ..errors import make_unknown_error
 from ..method import Method
 from ..remedies import REMEDIES, Remedy
 from ..settings import Kinds
@@ -18,37 +18,37 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def known() -> dict[str, type[Method]]:
+def find_methods() -> dict[str, type[Method]]:
     """Every method that has been imported and has a name, by that name; of one defined again, the latest."""
-    return {kind.name: kind for kind in _subclasses(Method) if kind.name}
+    return {kind.name: kind for kind in _walk_subclasses(Method) if kind.name}
 
 
-def built_in() -> dict[str, type[Method]]:
+def find_built_in() -> dict[str, type[Method]]:
     """Those of this package."""
-    return {name: kind for name, kind in known().items() if kind.__module__.startswith(f"{__name__}.")}
+    return {name: kind for name, kind in find_methods().items() if kind.__module__.startswith(f"{__name__}.")}
 
 
-def _subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
+def _walk_subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
     for below in kind.__subclasses__():
         yield below
-        yield from _subclasses(below)
+        yield from _walk_subclasses(below)
 
 
-def named(name: str) -> type[Method]:
+def find_method(name: str) -> type[Method]:
     """The method of that name; the nearest one is suggested if there is none."""
     try:
-        return known()[name]
+        return find_methods()[name]
     except KeyError:
-        raise unknown("method", name, known()) from None
+        raise make_unknown_error("method", name, find_methods()) from None
 
 
-def remedy_named(name: str) -> type[Remedy]:
+def find_remedy(name: str) -> type[Remedy]:
     """The remedy of that name, likewise; also one from elsewhere."""
-    every = {kind.name: kind for kind in _subclasses(Remedy) if kind.name} | REMEDIES
+    every = {kind.name: kind for kind in _walk_subclasses(Remedy) if kind.name} | REMEDIES
     if name not in every:
-        raise unknown("remedy", name, REMEDIES)
+        raise make_unknown_error("remedy", name, REMEDIES)
     return every[name]
 
 
-KINDS: Kinds = {Method: named, Remedy: remedy_named}
+KINDS: Kinds = {Method: find_method, Remedy: find_remedy}
 """how methods and remedies are read from plain settings"""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.images import class_sums
+from ..data.images import sum_by_class
 from ..losses import margin_ranking
 from ..method import Method
 from ..nets import Batch
@@ -77,4 +77,4 @@ class LUCIR(Method):
         """The direction of the mean of the normalised embeddings of each class."""
         if self.imprint:
             assert isinstance(head, CosineHead)
-            head.imprint(F.normalize(class_sums(F.normalize(h, dim=1), y, len(head.new)), dim=1))
+            head.imprint(F.normalize(sum_by_class(F.normalize(h, dim=1), y, len(head.new)), dim=1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.images import class_sums
+from ..data.images import sum_by_class
 from ..method import Method
 from ..nets import Batch, Out
 from ..step import CHOOSE, Learned, Plan, Stages, Step
@@ -44,7 +44,7 @@ class NCM(Method):
         h, y = s.embed(s.net, s.data).double(), s.images.y[s.data] - s.n_old
         counts = torch.bincount(y, minlength=s.N - s.n_old)
         h = F.normalize(h, dim=1) if self.unit_length else h
-        sums = class_sums(h, y, len(counts))
+        sums = sum_by_class(h, y, len(counts))
         means = F.normalize(sums, dim=1).float() if self.unit_length else sums / counts[:, None]
         s.state["means"] = torch.cat([s.state["means"], means]) if "means" in s.state else means
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..data.images import class_sums
+from ..data.images import sum_by_class
 from ..method import Method
 from ..nets import Batch, Out
 from ..settings import number
@@ -43,7 +43,7 @@ class SLDA(Method):
         """Means of the new classes; Σ by oracle shrinkage of the base step, then image by image."""
         h, y = s.embed(s.net, s.data).double(), s.images.y[s.data] - s.n_old
         counts = torch.bincount(y, minlength=s.N - s.n_old)
-        means = class_sums(h, y, len(counts)) / counts[:, None]
+        means = sum_by_class(h, y, len(counts)) / counts[:, None]
         if s.t == 0:
             from sklearn.covariance import OAS  # slow to import, and only this needs it
 

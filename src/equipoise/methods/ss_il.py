@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..data.memory import ranks
+from ..data.memory import rank_in_class
 from ..losses import distillation, separated_cross_entropy
 from ..method import Method
 from ..nets import Batch
@@ -62,7 +62,7 @@ class SSIL(Method):
         if select == "random":
             return super().choose(s, m, select, gen)
         y, order = s.images.y[s.data].sort(stable=True)
-        return s.data[order[ranks(y) < m]]
+        return s.data[order[rank_in_class(y) < m]]
 
     def at_base(self) -> Method:
         """The plain cross-entropy."""

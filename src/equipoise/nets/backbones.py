@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def scale(shape: tuple[int, int, int]) -> Literal["tiny", "small", "large"]:
+def choose_scale(shape: tuple[int, int, int]) -> Literal["tiny", "small", "large"]:
     """Which backbone and recipe suit images of that shape: `tiny` is like digits, `small` CIFAR, `large` ImageNet."""
     side = max(shape[1:])
     return "tiny" if side <= 16 else "small" if side <= 64 else "large"

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError, first_line
+from ..errors import UsageError, get_first_line
 from .backbones import Backbone
 
 ModuleSource = nn.Module | Callable[[], nn.Module]
@@ -56,7 +56,7 @@ class ModuleBackbone(Backbone):
             with torch.no_grad():
                 found = self.module.eval()(torch.zeros(2, *shape))
         except Exception as error:  # of the user's code: whatever it is
-            raise UsageError(f"the backbone fails on images of {size}: {first_line(error)}") from error
+            raise UsageError(f"the backbone fails on images of {size}: {get_first_line(error)}") from error
         h, maps = found if isinstance(found, (tuple, list)) and len(found) == 2 else (found, [])
         if not is_batch(h, 2):
             what = tuple(h.shape) if isinstance(h, Tensor) else f"a {type(h).__name__}"

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..data.datasets import SHAPES
-from ..errors import unknown
-from ..settings import changed
+from ..errors import make_unknown_error
+from ..settings import list_changes
 from ..step import plan_for
 from .beyond import batches, bounds, costs, separated
 from .cells import DATASETS, Cell, Table
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6
 
-__all__ = ["DATASETS", "Cell", "Table", "rehearsed", "table", "tables"]
+__all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_on_digits"]
 
 MAKERS: dict[str, Callable[[], Table]] = {
     make.__name__: make
@@ -26,19 +26,19 @@ MAKERS: dict[str, Callable[[], Table]] = {
 }
 
 
-def table(name: str) -> Table:
+def make_table(name: str) -> Table:
     """The table of that name."""
     if name not in MAKERS:
-        raise unknown("table or figure", name, MAKERS)
+        raise make_unknown_error("table or figure", name, MAKERS)
     return MAKERS[name]()
 
 
-def tables() -> list[Table]:
+def make_tables() -> list[Table]:
     """All of them."""
     return [make() for make in MAKERS.values()]
 
 
-def rehearsed(table: Table) -> Table:
+def rehearse_on_digits(table: Table) -> Table:
     """The table with digits in the place of CIFAR-100 in 5 steps, and without the rest: minutes on any machine."""
 
     def on_digits(cell: Cell) -> Cell | None:
@@ -48,7 +48,7 @@ def rehearsed(table: Table) -> Table:
         recipe = run.recipe
         if recipe is not None:
             there, here = (run.method.recipe(plan_for(SHAPES[name])) for name in ("cifar100", "digits"))
-            recipe = replace(here, **dict(changed(recipe, there)))
+            recipe = replace(here, **dict(list_changes(recipe, there)))
         id, group = column.id.replace("cifar100", "digits"), column.group.replace("CIFAR-100", "digits")
         column = replace(column, id=id, group=group, dataset="digits")
         return Cell(column, None, replace(run, data=replace(run.data, name="digits"), recipe=recipe))

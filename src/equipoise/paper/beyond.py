@@ -13,7 +13,19 @@ from ..methods.podnet import PODNet
 from ..methods.slda import SLDA
 from ..remedies import Balanced, BalancedFinetuning, Meta, SeparatedSoftmax
 from ..step import plan_for
-from .cells import BALANCED, IL, META, ROWS, Cell, Column, Row, Table, cifar, old_and_new, with_short_batches
+from .cells import (
+    BALANCED,
+    IL,
+    META,
+    ROWS,
+    Cell,
+    Column,
+    Row,
+    Table,
+    make_cifar_run,
+    make_three_cells,
+    with_short_batches,
+)
 from .published import TABLE1, TABLE3, TABLE6, parse_numbers
 
 
@@ -27,7 +39,7 @@ def batches() -> Table:
                 continue
             cells = []
             for t, value in zip(steps, values):
-                joined = cifar(method, t, memory)
+                joined = make_cifar_run(method, t, memory)
                 for last, run in (("joined", joined), ("short", with_short_batches(joined))):
                     column = Column(f"cifar100-{t}-{last}", f"CIFAR-100, {t} steps", last, "cifar100")
                     cells.append(Cell(column, value, run))
@@ -53,7 +65,9 @@ def separated() -> Table:
         "all of it as in SS-IL": ILBaseline(as_there, weights="ones", distil="by-step"),
     }
     (published,) = dict(parse_numbers(TABLE6))["separated softmax"]
-    rows = [Row(name, old_and_new(cifar(m), "CIFAR-100, 5 steps", published)) for name, m in readings.items()]
+    rows = [
+        Row(name, make_three_cells(make_cifar_run(m), "CIFAR-100, 5 steps", published)) for name, m in readings.items()
+    ]
     caption = (
         "IL-Baseline with a separated softmax, as the row of table 6 is (first) and by other readings: what its mean "
         "is over, how much of an epoch is old images (half, unless said), and what it and the distillation weigh; all "
@@ -65,11 +79,11 @@ def separated() -> Table:
 def bounds() -> Table:
     """What forgetting is, and what it would be without: not in the paper, but what every reader looks for."""
     runs = {
-        "fine-tuning, no memory": cifar(FineTuning(), memory="0"),
-        "fine-tuning, 20 kept": cifar(FineTuning()),
-        "joint training": cifar(Joint(), memory="all"),
+        "fine-tuning, no memory": make_cifar_run(FineTuning(), memory="0"),
+        "fine-tuning, 20 kept": make_cifar_run(FineTuning()),
+        "joint training": make_cifar_run(Joint(), memory="all"),
     }
-    rows = [Row(name, old_and_new(run, "CIFAR-100, 5 steps")) for name, run in runs.items()]
+    rows = [Row(name, make_three_cells(run, "CIFAR-100, 5 steps")) for name, run in runs.items()]
     caption = (
         "The two bounds, with the net and the recipe of IL-Baseline: plain fine-tuning, and a new net in each step "
         "that is trained on all images of all classes so far"
@@ -94,6 +108,6 @@ def costs() -> Table:
     column = Column("cifar100-cost", "CIFAR-100", "average", "cifar100")
     for name, method in rows.items():
         recipe = replace(method.recipe(plan_for(SHAPES["cifar100"])), epochs=8 if name.startswith(IL) else 4)
-        made.append(Row(name, (Cell(column, None, replace(cifar(method), recipe=recipe)),)))
+        made.append(Row(name, (Cell(column, None, replace(make_cifar_run(method), recipe=recipe)),)))
     caption = "Training seconds of the steps after the base step, and peak memory: one run at a time, nothing reused"
     return Table("costs", "What a loss costs", caption, tuple(made), alone=True)

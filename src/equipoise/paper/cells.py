@@ -106,12 +106,12 @@ ROWS: dict[str, Method] = {
 """the authors' own rows, under our names for their losses"""
 
 
-def cifar(method: Method, steps: int = 5, memory: str = "20") -> Run:
+def make_cifar_run(method: Method, steps: int = 5, memory: str = "20") -> Run:
     """The protocol of most of the paper with the defaults of a run: CIFAR-100, half of its classes first."""
     return Run(method, Data("cifar100"), Protocol(steps=steps, memory=memory))
 
 
-def set_for(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe | None]:
+def adapt_method(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe | None]:
     """The method as the cells of a data set have it, and its recipe where that is not the method's own.
 
     As in the originals, LUCIR and PODNet weigh the previous net more on ImageNet, LUCIR fine-tunes its classifier on
@@ -138,13 +138,13 @@ def with_short_batches(run: Run) -> Run:
     return replace(run, recipe=replace(recipe, last="short"))
 
 
-def run_of(method: Method, dataset: str, protocol: Protocol) -> Run:
+def make_run(method: Method, dataset: str, protocol: Protocol) -> Run:
     """The run of the paper's cell.
 
     Its epochs end with a short batch, as in the loops that the paper's code was built on. What joined batches, which
     are the default of a run, change is the table `batches`.
     """
-    method, recipe = set_for(method, dataset, protocol.memory)
+    method, recipe = adapt_method(method, dataset, protocol.memory)
     return with_short_batches(Run(method, Data(dataset), protocol, recipe))
 
 
@@ -153,7 +153,7 @@ def make_column(metric: str, dataset: str, group: str, which: str = "") -> Colum
     return Column(f"{dataset}-{which}{metric.replace(' ', '-')}", group, metric, dataset, metric)
 
 
-def old_and_new(run: Run, group: str, average: float | None = None, which: str = "") -> tuple[Cell, ...]:
+def make_three_cells(run: Run, group: str, average: float | None = None, which: str = "") -> tuple[Cell, ...]:
     """Three cells of a run: its average, for which the paper may have a number, and what old and new classes end at."""
     published = {"average": average, "final base": None, "final new": None}
     return tuple(Cell(make_column(m, run.data.name, group, which), value, run) for m, value in published.items())

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..data.datasets import COUNTS, SHAPES
 from ..errors import EquipoiseError
-from ..runs.command import command
-from ..runs.folder import check_there
+from ..runs.command import write_command
+from ..runs.folder import check_exists
 from ..runs.plan import read_run, resolve
 from ..runs.record import Result, read_results
 from ..runs.settings import Run
@@ -43,7 +43,7 @@ class Records(NamedTuple):
 NONE = Records([], {})
 
 
-def key(run: Run) -> str:
+def make_key(run: Run) -> str:
     """Equal for runs that differ in the seed only, or in whether they name what is the default."""
     resolved = resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
     return digest(to_plain(replace(resolved, seed=0)))
@@ -54,10 +54,10 @@ def find_missing_data(run: Run) -> str | None:
     return None if run.data.name in SHAPES else run.data.name.removesuffix("-subset")
 
 
-def recorded(folder: Path) -> Records:
+def load_records(folder: Path) -> Records:
     """All results below a folder. Of two with the same settings and seed, one that reused nothing counts, which may
     be a timing, or else the first by name."""
-    check_there(folder, "one that holds the folders of runs")
+    check_exists(folder, "one that holds the folders of runs")
     records = Records([], {})
     for path, result in read_results(path.parent for path in sorted(folder.rglob("result.json"))).items():
         found = Found(path.relative_to(folder).as_posix(), result)
@@ -65,7 +65,7 @@ def recorded(folder: Path) -> Records:
         with contextlib.suppress(EquipoiseError):  # a method or a protocol that is not ours: no cell of the paper
             run = read_run(found.result["run"])
             if run.data.name in SHAPES:
-                by_seed = records.by_run.setdefault(key(run), {})
+                by_seed = records.by_run.setdefault(make_key(run), {})
                 kept = by_seed.setdefault(run.seed, found)
                 if kept.result.get("reused") and not found.result.get("reused"):
                     by_seed[run.seed] = found
@@ -144,7 +144,7 @@ class Filled:
     @property
     def command(self) -> str | None:
         """What measures it."""
-        return None if self.cell.run is None else command(self.cell.run)
+        return None if self.cell.run is None else write_command(self.cell.run)
 
 
 class FilledRow(NamedTuple):
@@ -169,7 +169,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
         if cell.run is None or cell.run.data.name not in SHAPES:
             return Filled(cell, (), row.quoted)
         found, joined = find(cell.run), join_batches(cell.run)
-        if found or joined is None or table.alone or key(joined) in map(key, runs_in(row)):
+        if found or joined is None or table.alone or make_key(joined) in map(make_key, list_row_runs(row)):
             return Filled(cell, found, row.quoted)
         found = find(joined)
         return Filled(cell, found, row.quoted, joined=bool(found))
@@ -177,7 +177,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
     return [FilledRow(row, tuple(one(cell, row) for cell in row.cells)) for row in table.rows]
 
 
-def runs_in(row: Row) -> Iterator[Run]:
+def list_row_runs(row: Row) -> Iterator[Run]:
     """The runs of a row's cells that can be had here."""
     return (cell.run for cell in row.cells if cell.run is not None and cell.run.data.name in SHAPES)
 
@@ -191,17 +191,17 @@ def join_batches(run: Run) -> Run | None:
 
 def find_records(run: Run, records: Records, alone: bool) -> dict[int, Found]:
     """The records of a run by seed; where runs are timed, those that reused nothing."""
-    found = records.by_run.get(key(run), {})
+    found = records.by_run.get(make_key(run), {})
     return {seed: one for seed, one in found.items() if not (alone and one.result.get("reused"))}
 
 
-def wanted(tables: Sequence[Table], seeds: int) -> list[Run]:
+def list_runs(tables: Sequence[Table], seeds: int) -> list[Run]:
     """The runs behind all cells that can be had here, each once, for so many seeds."""
-    runs = [run for table in tables for row in table.rows for run in runs_in(row)]
+    runs = [run for table in tables for row in table.rows for run in list_row_runs(row)]
     each = (replace(run, seed=seed) for run in runs for seed in range(seeds))
-    return list({(key(run), run.seed): run for run in each}.values())
+    return list({(make_key(run), run.seed): run for run in each}.values())
 
 
-def missing(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:
+def find_missing_runs(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:
     """Those of which there is no record; where they are timed, none that reused nothing."""
     return [run for run in runs if run.seed not in find_records(run, records, alone)]

@@ -6,11 +6,24 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from ..method import Method
-from ..methods import remedy_named
+from ..methods import find_remedy
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed
 from ..runs.settings import Protocol
-from .cells import DATASETS, IL, META, ROWS, Cell, Column, Row, Table, cifar, make_column, old_and_new, run_of
+from .cells import (
+    DATASETS,
+    IL,
+    META,
+    ROWS,
+    Cell,
+    Column,
+    Row,
+    Table,
+    make_cifar_run,
+    make_column,
+    make_run,
+    make_three_cells,
+)
 from .published import CONFUSION, EPSILONS, TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, TABLE6, parse_numbers
 
 
@@ -22,7 +35,7 @@ def build_rows(
     for name, values in parse_numbers(text):
         method, cells = find(name), []
         for (column, protocol), value in zip(columns.items(), values):
-            run = None if method is None or value is None else run_of(method, column.dataset, protocol)
+            run = None if method is None or value is None else make_run(method, column.dataset, protocol)
             cells.append(Cell(column, value, run))
         rows.append(Row(name, tuple(cells), quoted=method is None))
     return tuple(rows)
@@ -85,7 +98,7 @@ def table6() -> Table:
     """The remedies that are losses, which are the paper's, against the others."""
 
     def find(name: str) -> Method:
-        return ILBaseline(remedy_named("standard" if name == IL else name.lower().replace(" ", "-"))())
+        return ILBaseline(find_remedy("standard" if name == IL else name.lower().replace(" ", "-"))())
 
     columns = {Column("cifar100-5", "CIFAR-100", "5 steps", "cifar100"): Protocol(steps=5, memory="20")}
     caption = "IL-Baseline by remedy: average incremental accuracy, half of the classes, then 5 steps, 20 images kept"
@@ -106,10 +119,10 @@ def epsilon() -> Table:
         # Without memory, ε = 0 is the balanced loss: the same equation, and a run that the tables have anyway.
         method = ROWS[name].with_remedy(Balanced() if percent == "0" else Relaxed(f"{percent}%"))
         protocol = Protocol(steps=t, memory="0")
-        cells = [*old_and_new(run_of(method, "cifar100", protocol), DATASETS["cifar100"])]
+        cells = [*make_three_cells(make_run(method, "cifar100", protocol), DATASETS["cifar100"])]
         if t == 5:  # where what ends an epoch matters most
-            cells += old_and_new(cifar(method, t, "0"), "CIFAR-100, joined batches", which="joined-")
-        cells += old_and_new(run_of(method, "imagenet-subset", protocol), DATASETS["imagenet-subset"])
+            cells += make_three_cells(make_cifar_run(method, t, "0"), "CIFAR-100, joined batches", which="joined-")
+        cells += make_three_cells(make_run(method, "imagenet-subset", protocol), DATASETS["imagenet-subset"])
         rows.append(Row(f"{name}, {t} steps, ε {percent}%", tuple(cells)))
     caption = (
         "LUCIR and PODNet without memory, Relaxed, by ε in percent of the images of a class; the columns of joined "

@@ -9,27 +9,29 @@ from typing import Any
 from .. import paper
 from ..errors import DataError
 from ..files import check_folder, claim_folder, remove_stale, write_file
-from ..paper.match import fill, recorded
+from ..paper.match import fill, load_records
 from . import grid
 from .collect import collect_data
 from .grid import Grid
-from .page import page
+from .page import render_page
 from .series import DATASETS, list_points
 from .tables import make_grid
 
 
 def report(results: Path, out: Path) -> list[Path]:
     """Write `index.html`, `README.md`, and every table and figure by itself; returns the first two."""
-    from .figures import draw, plt, save_png, svg  # matplotlib is slow to import, and only pictures need it
+    from .figures import draw, plt, render_svg, save_png  # matplotlib is slow to import, and only pictures need it
 
     check_folder(out, "report")
-    records = recorded(results)
+    records = load_records(results)
     if not records.found:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
     data = collect_data(records)
-    grids = [(table, make_grid(table, fill(table, records))) for table in (t.on(*DATASETS) for t in paper.tables())]
+    grids = [
+        (table, make_grid(table, fill(table, records))) for table in (t.on(*DATASETS) for t in paper.make_tables())
+    ]
     grids = [(table, made) for table, made in grids if data["costs"] or not table.alone]
-    texts = {"README.md": markdown(data, [made for table, made in grids if not table.figure])}
+    texts = {"README.md": write_markdown(data, [made for table, made in grids if not table.figure])}
     for _, made in grids:
         texts[f"tables/{made.id}.md"] = grid.render_markdown(made, commands=True)
         texts[f"tables/{made.id}.tex"] = grid.render_latex(made, commands=True)
@@ -44,13 +46,13 @@ def report(results: Path, out: Path) -> list[Path]:
     for figure, name in zip(data["figures"], pictures):
         drawn = draw(figure)
         save_png(drawn, out / name)
-        figure["svg"] = svg(drawn, figure["title"])
+        figure["svg"] = render_svg(drawn, figure["title"])
         plt.close(drawn)
-    write_file(out / "index.html", page(data).encode())
+    write_file(out / "index.html", render_page(data).encode())
     return [out / "index.html", out / "README.md"]
 
 
-def markdown(data: Mapping[str, Any], grids: Sequence[Grid]) -> str:
+def write_markdown(data: Mapping[str, Any], grids: Sequence[Grid]) -> str:
     """The whole report in Markdown, with pictures beside it."""
     made = data["made"]
     parts = [

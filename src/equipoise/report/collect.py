@@ -10,7 +10,7 @@ from .. import __version__, paper
 from ..errors import EquipoiseError
 from ..paper import Table
 from ..paper.match import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
-from ..runs.command import command
+from ..runs.command import write_command
 from ..runs.plan import read_run
 from ..settings import flatten
 from .costs import make_costs
@@ -18,20 +18,20 @@ from .grid import Grid
 from .series import MAIN, make_figures, note_joined
 from .tables import WHY_JOINED, explain_joined
 from .words import (
-    changes_in_words,
-    computer,
-    method_title,
-    own_machine,
-    protocol_in_words,
-    remedy_title,
-    reused_in_words,
-    value_in_words,
+    describe_changes,
+    describe_reused,
+    find_computer,
+    find_machine,
+    find_method_title,
+    format_protocol,
+    format_remedy,
+    format_value,
 )
 
 
 def collect_data(records: Records) -> dict[str, Any]:
     """Everything on the page."""
-    filled = {table.id: (table, fill(table, records)) for table in paper.tables()}
+    filled = {table.id: (table, fill(table, records)) for table in paper.make_tables()}
     results = [found.result for found in records.found]
     return {
         "title": "Balanced softmax cross-entropy, reproduced",
@@ -39,7 +39,7 @@ def collect_data(records: Records) -> dict[str, Any]:
         "made": {
             "equipoise": __version__,
             "runs": len(results),
-            "hardware": sorted({computer(result) for result in results}),
+            "hardware": sorted({find_computer(result) for result in results}),
             "torch": sorted({r["versions"]["torch"].split("+")[0] for r in results if r["versions"]}),
         },
         "states": {
@@ -50,21 +50,23 @@ def collect_data(records: Records) -> dict[str, Any]:
         },
         "headline_caption": "Average incremental accuracy on CIFAR-100: 50 classes, then 5 steps of 10; with 20 images "
         "of every class kept, or none." + note_joined(row.cells[0] for id in MAIN for row in filled[id][1]),
-        "headline": headline(filled),
-        "tables": [as_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
+        "headline": collect_headline(filled),
+        "tables": [collect_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
         "figures": list(make_figures(filled)),
-        "costs": as_costs(make_costs(*filled["costs"])) if any(r.cells[0].found for r in filled["costs"][1]) else None,
-        "runs": tell_apart([as_run(found) for found in records.found]),
+        "costs": collect_costs(make_costs(*filled["costs"]))
+        if any(r.cells[0].found for r in filled["costs"][1])
+        else None,
+        "runs": make_titles_unique([collect_run(found) for found in records.found]),
     }
 
 
-def headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str, Any]]:
+def collect_headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str, Any]]:
     """The measured ones among the first column of the two main tables: 5 steps on CIFAR-100."""
     rows = [(row, words) for id, words in zip(MAIN, ("", ", no memory")) for row in filled[id][1]]
-    return [as_cell(row.cells[0]) | {"name": row.row.name + words} for row, words in rows if row.cells[0].found]
+    return [collect_cell(row.cells[0]) | {"name": row.row.name + words} for row, words in rows if row.cells[0].found]
 
 
-def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
+def collect_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
     """A table of the page."""
     return {
         "id": table.id,
@@ -73,13 +75,13 @@ def as_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
         "names": {"table5": "weight", "table6": "remedy", "separated": "reading"}.get(table.id, "method"),
         "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
         "rows": [
-            {"name": row.row.name, "quoted": row.row.quoted, "cells": [as_cell(cell) for cell in row.cells]}
+            {"name": row.row.name, "quoted": row.row.quoted, "cells": [collect_cell(cell) for cell in row.cells]}
             for row in filled
         ],
     }
 
 
-def as_cell(cell: Filled) -> dict[str, Any]:
+def collect_cell(cell: Filled) -> dict[str, Any]:
     """A cell of the page."""
     return {
         "column": cell.cell.column.id,
@@ -95,22 +97,22 @@ def as_cell(cell: Filled) -> dict[str, Any]:
     }
 
 
-def as_costs(grid: Grid) -> dict[str, Any]:
+def collect_costs(grid: Grid) -> dict[str, Any]:
     """The table of costs of the page, of strings."""
     rows = [[row.name, *(cell.text for cell in row.cells)] for row in grid.rows]
     return {"title": grid.title, "caption": grid.caption, "columns": ["", *(c for _, c in grid.columns)], "rows": rows}
 
 
-def as_run(found: Found) -> dict[str, Any]:
+def collect_run(found: Found) -> dict[str, Any]:
     """A run's section of the page."""
     result = found.result
     run, final = result["run"], result["final"]
     try:
-        again = command(read_run(run), own_machine(result))
+        again = write_command(read_run(run), find_machine(result))
     except EquipoiseError:
         again = None
-    words = [method_title(run), remedy_title(run), *changes_in_words(result)]
-    words += [paper.DATASETS.get(run["data"]["name"], run["data"]["name"]), protocol_in_words(result)]
+    words = [find_method_title(run), format_remedy(run), *describe_changes(result)]
+    words += [paper.DATASETS.get(run["data"]["name"], run["data"]["name"]), format_protocol(result)]
     return {
         "id": found.id,
         "title": ", ".join([*words, f"memory {run['protocol']['memory']}", f"seed {run['seed']}"]),
@@ -119,17 +121,17 @@ def as_run(found: Found) -> dict[str, Any]:
         "final": final["top1"],
         "base": final["base"],
         "new": final["new"],
-        "settings": {name: value_in_words(value) for name, value in flatten(run).items() if value is not None},
+        "settings": {name: format_value(value) for name, value in flatten(run).items() if value is not None},
         "steps": [step | {"alpha": alpha} for step, alpha in zip(result["steps"], result["alpha"])],
         "confusion": result["confusion"],
-        "hardware": computer(result),
+        "hardware": find_computer(result),
         "versions": ", ".join(f"{k} {v}" for k, v in result["versions"].items()),
         "seconds": result.get("seconds"),
-        "reused": reused_in_words(result.get("reused")) or None,
+        "reused": describe_reused(result.get("reused")) or None,
     }
 
 
-def tell_apart(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def make_titles_unique(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs; where one was recorded twice, with its folder in the title."""
     often = Counter(run["title"] for run in runs)
     return [run | {"title": f"{run['title']} ({run['id']})"} if often[run["title"]] > 1 else run for run in runs]

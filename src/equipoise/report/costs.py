@@ -11,7 +11,7 @@ from ..paper.match import Filled, FilledRow
 from ..runs.record import Result
 from ..step import plan_for
 from .grid import Grid, Line, Shown
-from .words import computer
+from .words import find_computer
 
 COLUMNS = (
     "epochs",
@@ -53,7 +53,7 @@ def time_row(name: str, cells: Mapping[str, Filled]) -> list[str]:
     result = cells[name].found[0].result
     rival = cells.get(name.split(",")[0].split(" with")[0] + ", Balanced")
     times = "–"
-    if rival is not None and rival.found and computer(rival.found[0].result) == computer(result):
+    if rival is not None and rival.found and find_computer(rival.found[0].result) == find_computer(result):
         times = f"{scale_training(cells[name]) / scale_training(rival):.2f}"
     first = result["steps"][1] if len(result["steps"]) > 1 else {}
     peaks = first.get("training_mib"), result["machine"].get("peak_memory_mib")
@@ -64,7 +64,7 @@ def time_row(name: str, cells: Mapping[str, Filled]) -> list[str]:
         times,
         f"{sum_steps(result, 'seconds'):.2f}",
         *("–" if peak is None else f"{peak:,.0f}" for peak in peaks),
-        computer(result),
+        find_computer(result),
     ]
 
 

@@ -43,7 +43,7 @@ def draw(figure: Figure) -> plt.Figure:
     return drawn
 
 
-def accuracy_curves(panels: Mapping[str, Curves], path: Path) -> Path:
+def draw_accuracy(panels: Mapping[str, Curves], path: Path) -> Path:
     """A panel for each title: accuracy on all classes so far, by their number; mean over seeds and its deviation."""
     width = sum(5.2 + 2.8 * (len(curves) > 4) for curves in panels.values())  # many curves have their legend beside
     figure, axes = plt.subplots(1, len(panels), figsize=(width, 3.9), sharey=True, squeeze=False)
@@ -84,7 +84,7 @@ def draw_lines(axis: plt.Axes, title: str, x: Mapping[str, Any], series: Sequenc
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def confusions(panels: Sequence[tuple[str, Result]], path: Path) -> Path:
+def draw_confusions(panels: Sequence[tuple[str, Result]], path: Path) -> Path:
     """The confusion matrix after the last step for each result, as PNG."""
     return save_png(draw_matrices(panels), path)
 
@@ -129,7 +129,7 @@ def save_png(figure: plt.Figure, path: Path) -> Path:
     return path
 
 
-def svg(figure: plt.Figure, title: str) -> str:
+def render_svg(figure: plt.Figure, title: str) -> str:
     """A figure as part of a page that has its title, with the page's colours and fonts; equal figures, equal text."""
     out = io.StringIO()
     for axis in figure.axes:
@@ -155,7 +155,7 @@ def svg(figure: plt.Figure, title: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", text)
 
 
-def matrix_image(matrix: Sequence[Sequence[int]], name: object = None) -> str:
+def encode_matrix(matrix: Sequence[Sequence[int]], name: object = None) -> str:
     """A confusion matrix after log(1 + x), a pixel for a cell, as the address of a PNG that holds it."""
     size = len(matrix)
     if any(len(row) != size or min(row) < 0 for row in matrix):

@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .markup import Html, h
-from .words import fixed, is_known, signed
+from .words import format_number, format_signed, is_known
 
 Plain = Mapping[str, Any]
 
 
-def ours_of(cell: Plain) -> list[object]:
+def render_ours(cell: Plain) -> list[object]:
     """The measured number with its deviation; mean and deviation are told apart by weight."""
     std = cell["std"]
-    return [fixed(cell["ours"]), h("span", f" ± {fixed(std)}", class_="std") if is_known(std) else ""]
+    return [format_number(cell["ours"]), h("span", f" ± {format_number(std)}", class_="std") if is_known(std) else ""]
 
 
-def difference(value: float, state: str | None) -> Html:
+def render_difference(value: float, state: str | None) -> Html:
     """A difference to the paper's number, with the mark of how far it is."""
-    return h("span", h("i", class_="state") if state else "", signed(value), class_=f"difference {state or ''}")
+    return h("span", h("i", class_="state") if state else "", format_signed(value), class_=f"difference {state or ''}")
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -33,9 +33,9 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
 
-def headline(rows: Sequence[Plain]) -> Html:
+def render_headline(rows: Sequence[Plain]) -> Html:
     """The chart at the top: a ring for the paper, a dot for ours; where they agree the dot lies in the ring."""
-    known = [v for row in rows for v in (row["paper"], *ends(row)) if is_known(v)]
+    known = [v for row in rows for v in (row["paper"], *compute_ends(row)) if is_known(v)]
     ticks = round_ticks(min(known), max(known))
 
     def x(value: float) -> str:
@@ -48,13 +48,13 @@ def headline(rows: Sequence[Plain]) -> Html:
         ours, paper, measured = row["ours"], row["paper"], is_known(row["ours"])
         parts = [line("grid", v, v, "0", "100%") for v in ticks]
         parts += [line("link", paper, ours)] if measured else []
-        parts += [line("whisker", min(ends(row)), max(ends(row)))] if len(ends(row)) > 1 else []
+        parts += [line("whisker", min(compute_ends(row)), max(compute_ends(row)))] if len(compute_ends(row)) > 1 else []
         parts += [h("circle", class_="ring", cx=x(paper), cy="50%", r=6.5)]
         parts += [h("circle", class_="dot", cx=x(ours), cy="50%", r=3.8)] if measured else []
         track = h("td", h("svg", parts, aria_hidden="true"), class_="track")
-        apart = difference(ours - paper, row["state"]) if measured else ""
-        numbers = [h("td", ours_of(row), class_="ours" if measured else "paper")]
-        numbers += [h("td", fixed(paper), class_="paper"), h("td", apart, class_="paper")]
+        apart = render_difference(ours - paper, row["state"]) if measured else ""
+        numbers = [h("td", render_ours(row), class_="ours" if measured else "paper")]
+        numbers += [h("td", format_number(paper), class_="paper"), h("td", apart, class_="paper")]
         return h("tr", h("th", row["name"], scope="row"), track, numbers)
 
     def circle(name: str, r: float) -> Html:
@@ -68,7 +68,7 @@ def headline(rows: Sequence[Plain]) -> Html:
     return h("table", h("thead", head), body, h("tfoot", foot, aria_hidden="true"), class_="headline")
 
 
-def ends(row: Plain) -> list[float]:
+def compute_ends(row: Plain) -> list[float]:
     """What is measured, give or take its deviation."""
     ours, std = row["ours"], row["std"]
     if not is_known(ours):

@@ -13,18 +13,18 @@ class Html(str):
     """Text that is HTML already."""
 
 
-def flat(parts: object) -> Iterator[object]:
+def flatten(parts: object) -> Iterator[object]:
     """The parts of an element, out of any lists; without None, False and the empty text."""
     if isinstance(parts, (list, tuple)):
         for part in parts:
-            yield from flat(part)
+            yield from flatten(part)
     elif parts is not None and parts is not False and parts != "":
         yield parts
 
 
 def join(*parts: object) -> Html:
     """Parts one after the other, all text escaped."""
-    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in flat(parts)))
+    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in flatten(parts)))
 
 
 def h(tag: str, *parts: object, **attributes: object) -> Html:

@@ -12,73 +12,73 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
-from .headline import difference, headline, ours_of
+from .headline import render_difference, render_headline, render_ours
 from .markup import Html, h, join
-from .words import STEPS, counted, fixed, is_known, rows_of_steps, signed
+from .words import STEPS, format_count, format_number, format_signed, format_steps, is_known
 
 Plain = Mapping[str, Any]
 
 
-def page(data: Plain) -> str:
+def render_page(data: Plain) -> str:
     """The whole HTML text."""
-    sections = list(sections_of(data))
+    sections = list(make_sections(data))
     parts = {
         "title": join(data["title"]),
         "subtitle": join(data["subtitle"]),
         "made": show_versions(data["made"]),
         "links": join([h("a", title, href=f"#{id}") for id, title, _ in sections]),
         "main": join([h("section", h("h2", title), body, id=id) for id, title, body in sections]),
-        "css": asset("page.css"),
-        "js": asset("page.js"),
+        "css": read_asset("page.css"),
+        "js": read_asset("page.js"),
     }
     # All in one pass: a name that looks like a placeholder stays what it is.
-    return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], read_asset("page.html"))
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """A file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def sections_of(data: Plain) -> Iterator[tuple[str, str, object]]:
+def make_sections(data: Plain) -> Iterator[tuple[str, str, object]]:
     """Id, title and content of every section of which there is something, and of the runs."""
     tables, runs = data["tables"], data["runs"]
     if data["headline"]:
         caption = h("p", data["headline_caption"], class_="caption")
-        yield "glance", "At a glance", [caption, headline(data["headline"])]
+        yield "glance", "At a glance", [caption, render_headline(data["headline"])]
     if tables:
         titles = {run["id"]: run["title"] for run in runs}
-        yield "tables", "Tables", [key(data), [paper_table(table, titles) for table in tables]]
+        yield "tables", "Tables", [render_legend(data), [render_paper_table(table, titles) for table in tables]]
     if data["figures"]:
-        yield "figures", "Figures", h("div", list(map(figure_of, data["figures"])), class_="figures")
+        yield "figures", "Figures", h("div", list(map(render_figure, data["figures"])), class_="figures")
     if data["costs"]:
         costs = data["costs"]
-        table = plain_table(costs["title"], costs["columns"], costs["rows"])
+        table = render_plain_table(costs["title"], costs["columns"], costs["rows"])
         yield "costs", "Cost", add_title(costs, table)
-    yield "runs", "Runs", run_list(runs) if runs else h("p", "No runs yet.", class_="nothing")
+    yield "runs", "Runs", render_runs(runs) if runs else h("p", "No runs yet.", class_="nothing")
 
 
-def address(id: str) -> str:
+def link_to(id: str) -> str:
     """What a link to the element of that id leads to."""
     return f"#{quote(id, safe='')}"
 
 
 def show_versions(made: Plain) -> Html:
     """What the numbers were made with."""
-    versions = f"Equipoise {made['equipoise']}", counted(made["runs"], "run"), ", ".join(made["hardware"])
+    versions = f"Equipoise {made['equipoise']}", format_count(made["runs"], "run"), ", ".join(made["hardware"])
     return join(" · ".join([*versions, f"torch {', '.join(made['torch'])}"]))
 
 
 # Numbers in cells -------------------------------------------------------------------------------------------------
 
 
-def cell_words(cell: Plain) -> list[object]:
+def render_numbers(cell: Plain) -> list[object]:
     """The paper's number and ours in a cell, ours large; what is not measured stays quiet."""
-    paper = h("span", fixed(cell["paper"]), class_="paper") if is_known(cell["paper"]) else ""
+    paper = h("span", format_number(cell["paper"]), class_="paper") if is_known(cell["paper"]) else ""
     if is_known(cell["ours"]):
-        apart = difference(cell["difference"], cell["state"]) if is_known(cell["difference"]) else ""
+        apart = render_difference(cell["difference"], cell["state"]) if is_known(cell["difference"]) else ""
         under = [paper, " ", apart, "ʲ" if cell["why"] else ""]
-        return [h("span", ours_of(cell), class_="ours"), h("span", under, class_="under")]
+        return [h("span", render_ours(cell), class_="ours"), h("span", under, class_="under")]
     if cell["state"] in ("quoted", "none"):
         return [paper]
     needs = str(cell["why"]).replace("-", "\u2011")  # a data set's name stays on one line
@@ -86,21 +86,21 @@ def cell_words(cell: Plain) -> list[object]:
     return [h("span", why, class_="ours quiet"), h("span", paper, class_="under")]
 
 
-def cell_sentence(cell: Plain) -> str:
+def describe_cell(cell: Plain) -> str:
     """The numbers of a cell in words, for those who cannot see which is which."""
-    spread = f" ± {fixed(cell['std'])}" if is_known(cell["std"]) else ""
-    ours = f"measured {fixed(cell['ours'])}{spread} ({counted(cell['seeds'], 'seed')})"
+    spread = f" ± {format_number(cell['std'])}" if is_known(cell["std"]) else ""
+    ours = f"measured {format_number(cell['ours'])}{spread} ({format_count(cell['seeds'], 'seed')})"
     parts = [ours if is_known(cell["ours"]) else cell["why"] or "not measured"]
     if is_known(cell["paper"]):
-        parts.append(f"paper {fixed(cell['paper'])}")
+        parts.append(f"paper {format_number(cell['paper'])}")
     if is_known(cell["difference"]):
-        parts.append(f"difference {signed(cell['difference'])}, {cell['state']}")
+        parts.append(f"difference {format_signed(cell['difference'])}, {cell['state']}")
     if is_known(cell["ours"]) and cell["why"]:
         parts.append(cell["why"])
     return "; ".join(parts)
 
 
-def sort_key(cell: Plain) -> dict[str, object]:
+def make_sort_key(cell: Plain) -> dict[str, object]:
     """What a cell is sorted by: ours before what only the paper has, so that the two are never mixed."""
     for rank, name in enumerate(("ours", "paper")):
         if is_known(cell[name]):
@@ -111,34 +111,34 @@ def sort_key(cell: Plain) -> dict[str, object]:
 # Tables -----------------------------------------------------------------------------------------------------------
 
 
-def sort_header(title: str, number: bool = True) -> Html:
+def render_header(title: str, number: bool = True) -> Html:
     """The head of a column, which sorts its rows."""
     return h("th", h("button", title, type="button"), scope="col", class_="number" if number else None)
 
 
-def scrolling(label: str, table: Html) -> Html:
+def render_scroll_box(label: str, table: Html) -> Html:
     """A box in which a wide table scrolls by itself, by the keyboard too."""
     return h("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
-def command_box(command: str) -> Html:
+def render_command(command: str) -> Html:
     """A command to run again, with a button that copies it. It is broken between words, never within `--flag`."""
     words = [h("span", word) if word.strip() else word for word in re.split("( +)", command)]
     button = h("button", "Copy", type="button", class_="copy", aria_live="polite")
     return h("div", h("code", words), button, class_="command")
 
 
-def table_cell(id: str, where: str, cell: Plain, titles: Mapping[str, str]) -> Html:
+def render_cell(id: str, where: str, cell: Plain, titles: Mapping[str, str]) -> Html:
     """A cell; a click on it shows its numbers in words, the command that measures it, and the runs it comes from."""
     runs = cell["runs"]
     if not cell["command"] and not runs:
-        return h("td", h("div", cell_words(cell), class_="cell"), **sort_key(cell))
-    sentence = cell_sentence(cell)
-    links = [h("li", h("a", titles[run], href=address(f"run-{run}")) if run in titles else run) for run in runs]
+        return h("td", h("div", render_numbers(cell), class_="cell"), **make_sort_key(cell))
+    sentence = describe_cell(cell)
+    links = [h("li", h("a", titles[run], href=link_to(f"run-{run}")) if run in titles else run) for run in runs]
     from_runs = [h("p", f"From {'these runs' if len(runs) > 1 else 'this run'}:"), h("ul", links)] if runs else ""
-    words = [h("p", h("b", where), ": ", sentence), command_box(cell["command"]), from_runs]
-    button = h("button", cell_words(cell), type="button", class_="cell", aria_label=sentence, popovertarget=id)
-    return h("td", button, h("div", words, class_="detail", id=id, popover=True), **sort_key(cell))
+    words = [h("p", h("b", where), ": ", sentence), render_command(cell["command"]), from_runs]
+    button = h("button", render_numbers(cell), type="button", class_="cell", aria_label=sentence, popovertarget=id)
+    return h("td", button, h("div", words, class_="detail", id=id, popover=True), **make_sort_key(cell))
 
 
 def group_headers(columns: Sequence[Plain]) -> Html | str:
@@ -150,7 +150,7 @@ def group_headers(columns: Sequence[Plain]) -> Html | str:
     return h("tr", h("td"), heads, class_="groups")
 
 
-def paper_table(table: Plain, titles: Mapping[str, str]) -> Html:
+def render_paper_table(table: Plain, titles: Mapping[str, str]) -> Html:
     """A table of the paper; quoted rows have a body of their own and are sorted among themselves."""
     columns, bodies = table["columns"], {"measured": list[Html](), "quoted": list[Html]()}
     for i, row in enumerate(table["rows"]):
@@ -160,12 +160,12 @@ def paper_table(table: Plain, titles: Mapping[str, str]) -> Html:
         for j, column in enumerate(columns):
             where = ", ".join(filter(None, (row["name"], column["group"], column["title"])))
             cell = cells.get(column["id"])
-            line.append(table_cell(f"cell-{table['id']}-{i}-{j}", where, cell, titles) if cell else h("td"))
+            line.append(render_cell(f"cell-{table['id']}-{i}-{j}", where, cell, titles) if cell else h("td"))
         bodies["quoted" if row["quoted"] else "measured"].append(h("tr", line))
-    heads = [sort_header(table["names"], number=False), *(sort_header(column["title"]) for column in columns)]
+    heads = [render_header(table["names"], number=False), *(render_header(column["title"]) for column in columns)]
     head = h("thead", group_headers(columns), h("tr", heads))
     body = [h("tbody", lines, class_=kind) for kind, lines in bodies.items() if lines]
-    box = scrolling(table["title"], h("table", head, body, class_="paper"))
+    box = render_scroll_box(table["title"], h("table", head, body, class_="paper"))
     return add_title(table, box, f"table-{table['id']}")
 
 
@@ -175,32 +175,32 @@ def add_title(table: Plain, box: Html, id: str | None = None) -> Html:
     return h("section", h("h3", table["title"]), caption, box, id=id, class_="table")
 
 
-def number_in(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """The number that a text is; None for other texts."""
     return float(text.replace(",", "").replace("−", "-")) if re.fullmatch(r"[−+-]?[\d,]*\.?\d+", text) else None
 
 
-def plain_table(label: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
+def render_plain_table(label: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
     """A table of strings; columns of numbers are aligned and sorted as such."""
-    numeric = [i > 0 and any(number_in(row[i]) is not None for row in rows) for i in range(len(columns))]
+    numeric = [i > 0 and any(parse_number(row[i]) is not None for row in rows) for i in range(len(columns))]
 
     def cell(i: int, text: str) -> Html:
-        found = number_in(text) if numeric[i] else text
+        found = parse_number(text) if numeric[i] else text
         keys: dict[str, object] = {} if found is None else {"data_rank": 0, "data_key": found}
         return h("td" if i else "th", text, scope=None if i else "row", class_="number" if numeric[i] else None, **keys)
 
-    heads = [sort_header(title or "name", number) for title, number in zip(columns, numeric)]
+    heads = [render_header(title or "name", number) for title, number in zip(columns, numeric)]
     body = [h("tr", [cell(i, text) for i, text in enumerate(row)]) for row in rows]
-    return scrolling(label, h("table", h("thead", h("tr", heads)), h("tbody", body), class_="plain"))
+    return render_scroll_box(label, h("table", h("thead", h("tr", heads)), h("tbody", body), class_="plain"))
 
 
-def key(data: Plain) -> list[Html | str]:
+def render_legend(data: Plain) -> list[Html | str]:
     """How to read a cell; what the marks mean comes with the data."""
     marks = [
         h("li", h("i", class_="state"), f"{state}: {words}", class_=f"difference {state}")
         for state, words in data["states"].items()
     ]
-    links = [h("li", h("a", table["title"], href=address(f"table-{table['id']}"))) for table in data["tables"]]
+    links = [h("li", h("a", table["title"], href=link_to(f"table-{table['id']}"))) for table in data["tables"]]
     words = (
         "In a cell, large: measured here; below it, the paper’s number and the difference. Click a cell for its "
         "command and its runs, a header to sort."
@@ -212,11 +212,11 @@ def key(data: Plain) -> list[Html | str]:
 # Figures ----------------------------------------------------------------------------------------------------------
 
 
-def figure_of(figure: Plain) -> Html:
+def render_figure(figure: Plain) -> Html:
     """A figure as it was drawn, with its title and caption."""
     drawn = Html(figure["svg"])
     if figure["kind"] == "confusion":  # too wide for a phone
-        drawn = scrolling(figure["title"], drawn)
+        drawn = render_scroll_box(figure["title"], drawn)
     caption = h("figcaption", figure["caption"])
     return h("figure", h("h3", figure["title"]), drawn, caption, id=f"figure-{figure['id']}", class_=figure["kind"])
 
@@ -224,41 +224,41 @@ def figure_of(figure: Plain) -> Html:
 # Runs -------------------------------------------------------------------------------------------------------------
 
 
-def run_list(runs: Sequence[Plain]) -> list[Html]:
+def render_runs(runs: Sequence[Plain]) -> list[Html]:
     """The runs, and a box that hides those in which not every word stands."""
     box = h(
         "input", id="filter", type="search", placeholder="Filter by words", autocomplete="off", spellcheck="false",
         aria_label="Filter the runs by words",
     )  # fmt: skip
-    count = h("span", counted(len(runs), "run"), class_="count", role="status")
-    return [h("div", box, count, class_="filter"), h("div", list(map(run_entry, runs)), class_="runs")]
+    count = h("span", format_count(len(runs), "run"), class_="count", role="status")
+    return [h("div", box, count, class_="filter"), h("div", list(map(render_run, runs)), class_="runs")]
 
 
-def run_entry(run: Plain) -> Html:
+def render_run(run: Plain) -> Html:
     """All about a run, which unfolds."""
-    from .figures import matrix_image  # matplotlib is slow to import, and only pictures need it
+    from .figures import encode_matrix  # matplotlib is slow to import, and only pictures need it
 
-    numbers = [h("span", h("small", name), " ", fixed(run[name])) for name in ("average", "final")]
+    numbers = [h("span", h("small", name), " ", format_number(run[name])) for name in ("average", "final")]
     title = h("summary", h("span", run["title"], class_="title"), h("span", numbers, class_="numbers"))
     facts = {"average": "average", "final": "final", "final, base classes": "base", "final, new classes": "new"}
     where = {name: run[name] for name in ("hardware", "versions", "seconds", "reused")} | {"record": run["id"]}
     words = "Rows are true classes, in learning order; columns are predicted ones. The brighter, the more images."
     used = [name for name in STEPS if name != "alpha" or any(step["alpha"] is not None for step in run["steps"])]
-    rows = rows_of_steps(run["steps"], used)
-    steps = plain_table(f"Steps of {run['title']}", [STEPS[name] for name in used], rows)
-    matrix = h("img", src=matrix_image(run["confusion"], run["id"]), alt=words, class_="matrix")
+    rows = format_steps(run["steps"], used)
+    steps = render_plain_table(f"Steps of {run['title']}", [STEPS[name] for name in used], rows)
+    matrix = h("img", src=encode_matrix(run["confusion"], run["id"]), alt=words, class_="matrix")
     confusion = [h("h4", "Confusion after the last step"), matrix, h("p", words, class_="caption")]
     parts = [
-        definitions("facts", {name: fixed(run[key]) for name, key in facts.items()}),
-        [h("h4", "Run it again"), command_box(run["command"])] if run["command"] else "",
+        render_definitions("facts", {name: format_number(run[key]) for name, key in facts.items()}),
+        [h("h4", "Run it again"), render_command(run["command"])] if run["command"] else "",
         h("div", h("div", h("h4", "Accuracy after each step"), steps), h("div", confusion), class_="pair"),
-        [h("h4", "Where it ran"), definitions("where", where)],
-        [h("h4", "Settings"), definitions("settings", run["settings"])],
+        [h("h4", "Where it ran"), render_definitions("where", where)],
+        [h("h4", "Settings"), render_definitions("settings", run["settings"])],
     ]
     return h("details", title, h("div", parts, class_="run"), id=f"run-{run['id']}")
 
 
-def definitions(kind: str, values: Plain) -> Html:
+def render_definitions(kind: str, values: Plain) -> Html:
     """Names and values side by side; what is not known is left out."""
     known = {name: value for name, value in values.items() if value is not None and value != ""}
     rows = [h("div", h("dt", name), h("dd", value)) for name, value in known.items()]

@@ -8,7 +8,7 @@ from ..paper import Table
 from ..paper.match import Filled, FilledRow
 from .costs import make_costs
 from .grid import Grid, Line, Shown
-from .words import counted, mean_and_deviation
+from .words import format_count, format_mean
 
 MARKS = {"near": "†", "off": "‡"}
 JOINED, WHY_JOINED = "ʲ", "measured with joined batches: with short ones there is no record yet"
@@ -44,7 +44,7 @@ def show_cell(cell: Filled) -> Shown:
         return Shown()
     if cell.quoted:
         return Shown("–", state="missing") if cell.cell.paper is None else Shown(f"{cell.cell.paper:.2f}", "", "quoted")
-    return Shown(mean_and_deviation(cell.values), compare(cell), cell.state)
+    return Shown(format_mean(cell.values), compare(cell), cell.state)
 
 
 def compare(cell: Filled) -> str:
@@ -68,7 +68,7 @@ def count_seeds(filled: Sequence[FilledRow]) -> str:
     counts = sorted({len(cell.found) for row in filled for cell in row.cells if cell.found})
     if not counts:
         return "nothing yet"
-    return counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    return format_count(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
 
 
 def explain_joined(filled: Sequence[FilledRow]) -> str:

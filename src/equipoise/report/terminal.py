@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
-from ..runs.folder import check_there
+from ..runs.folder import check_exists
 from ..runs.record import Result, read_results
 from ..settings import digest, flatten
 from .words import (
     STEPS,
-    default_settings,
-    mean_and_deviation,
-    name_in_words,
-    own_settings,
-    protocol_in_words,
-    remedy_title,
-    reused_in_words,
-    rows_of_steps,
+    describe_reused,
+    find_default_settings,
+    format_mean,
+    format_name,
+    format_protocol,
+    format_remedy,
+    format_steps,
+    list_own_settings,
 )
 
 COLUMNS = ("data.name", "data.validation", "protocol.base", "protocol.steps", "protocol.memory", "recipe.epochs")
@@ -33,7 +33,7 @@ DRAWN = 24
 """settings that a picture has room for"""
 
 
-def for_output() -> Console:
+def make_console() -> Console:
     """Standard output: as wide as the terminal, or wide enough for a table in a file or a pipe."""
     return Console(width=None if sys.stdout.isatty() else 160)
 
@@ -42,7 +42,7 @@ def load_results(folders: Sequence[Path]) -> list[Result]:
     """The results of these folders of runs; a folder that holds such folders stands for all of them."""
     found: dict[Path, None] = {}  # each run once, however often it is named
     for folder in folders:
-        check_there(folder, "the folder of a run, or one that holds such folders")
+        check_exists(folder, "the folder of a run, or one that holds such folders")
         inside = sorted(path.parent for path in folder.rglob("result.json"))
         found |= dict.fromkeys(path.resolve() for path in inside or [folder])
     return list(read_results(found).values())
@@ -55,29 +55,29 @@ def group_results(results: Sequence[Result]) -> list[list[Result]]:
     """
     alike: dict[str, list[Result]] = {}
     for result in results:
-        settings = {**result["run"], "seed": None} | place(result)
+        settings = {**result["run"], "seed": None} | describe_place(result)
         alike.setdefault(json.dumps(settings, sort_keys=True), []).append(result)
     groups: list[list[Result]] = []
     for group in alike.values():
-        first = next(filter(None, map(engine_of, group)), None)
+        first = next(filter(None, map(find_engine, group)), None)
         by_engine: dict[str | None, dict[int, Result]] = {}
         for result in group:
-            by_engine.setdefault(engine_of(result) or first, {}).setdefault(result["run"].get("seed", 0), result)
+            by_engine.setdefault(find_engine(result) or first, {}).setdefault(result["run"].get("seed", 0), result)
         groups += [list(by_seed.values()) for by_seed in by_engine.values()]
     return groups
 
 
-def place(result: Result) -> dict[str, object]:
+def describe_place(result: Result) -> dict[str, object]:
     """What of the machine may change a result a little."""
     return {f"machine.{name}": result["machine"].get(name) for name in ("device", "precision")}
 
 
-def engine_of(result: Result) -> str | None:
+def find_engine(result: Result) -> str | None:
     """The kernels of a GPU that a run was trained by."""
     return result["machine"].get("engine") if result["machine"].get("device") == "cuda" else None
 
 
-def measured_on(result: Result) -> str:
+def describe_images(result: Result) -> str:
     """Which images the accuracies are of."""
     validation = result["run"]["data"].get("validation")
     return f"validation images ({validation:g})" if validation else "test images"
@@ -93,10 +93,10 @@ def find_differing(results: Sequence[Result]) -> dict[str, list[str]]:
     defaults: dict[tuple[str, str], dict[str, object]] = {}  # of a method that is not installed, its first record's
     for kind, run in zip(kinds, runs):
         if kind not in defaults:
-            defaults[kind] = default_settings(run) or own_settings(run)
+            defaults[kind] = find_default_settings(run) or list_own_settings(run)
     columns: dict[str, list[str]] = {}
     settings = [flatten({k: v for k, v in run.items() if k not in ("method", "recipe", "seed")}) for run in runs]
-    settings = [s | place(r) | own_settings(r["run"]) for s, r in zip(settings, results)]
+    settings = [s | describe_place(r) | list_own_settings(r["run"]) for s, r in zip(settings, results)]
     for name in dict.fromkeys(k for s in settings for k in s if k not in COLUMNS):
         values = [s.get(name) for s in settings]
         own = ["" if v == defaults[kind].get(name) else f"={v}" for v, kind in zip(values, kinds)]  # not the default
@@ -105,25 +105,25 @@ def find_differing(results: Sequence[Result]) -> dict[str, list[str]]:
     return columns
 
 
-def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def compare_settings(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """What tells settings apart, as columns of a table, and what all of them share."""
     firsts = [group[0] for group in groups]
     runs = [result["run"] for result in firsts]
     columns: dict[str, list[str]] = {
         "method": [run["method"]["name"] for run in runs],
-        "remedy": [remedy_title(run) for run in runs],
+        "remedy": [format_remedy(run) for run in runs],
         "data": [run["data"]["name"] for run in runs],
-        "classes": [protocol_in_words(result) for result in firsts],
+        "classes": [format_protocol(result) for result in firsts],
         "memory": [run["protocol"]["memory"] for run in runs],
         "epochs": [str(run["recipe"]["epochs"]) for run in runs],
     }
     if any(run["data"].get("validation") for run in runs):  # nobody is to take these for accuracies on test images
-        columns["measured on"] = list(map(measured_on, firsts))
-    engines = [next(filter(None, map(engine_of, group)), "–") for group in groups]
+        columns["measured on"] = list(map(describe_images, firsts))
+    engines = [next(filter(None, map(find_engine, group)), "–") for group in groups]
     if len({*engines} - {"–"}) > 1:
         columns["engine"] = engines
     for name, values in find_differing(firsts).items():
-        short = name_in_words(name)
+        short = format_name(name)
         columns[name if short in columns else short] = [v if len(v) <= 20 else digest(v)[:6] for v in values]
     same = {k: v[0] for k, v in columns.items() if len(set(v)) == 1 and k != "remedy"}
     return {k: v for k, v in columns.items() if k not in same}, same
@@ -132,7 +132,7 @@ def differences(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]
 def print_table(results: Sequence[Result], console: Console) -> None:
     """One row for each setting, over its seeds; settings that all rows share are in the title."""
     groups = group_results(results)
-    columns, same = differences(groups)
+    columns, same = compare_settings(groups)
     title = ", ".join(v if k in ("method", "data") else f"{k} {v}" for k, v in same.items())
     title = f"{title}: average incremental and final accuracy in percent".lstrip(": ")
     table = Table(title=title, box=box.SIMPLE_HEAD)
@@ -144,7 +144,7 @@ def print_table(results: Sequence[Result], console: Console) -> None:
         finals = [[r["final"][k] for r in group] for k in ("top1", "base", "new")]
         measured = [[r["average_incremental_accuracy"] for r in group], *finals, [r["forgetting"] for r in group]]
         cells = [values[i] for values in columns.values()]
-        table.add_row(*cells, str(len(group)), *(mean_and_deviation(m) for m in measured))
+        table.add_row(*cells, str(len(group)), *(format_mean(m) for m in measured))
     if not console.is_terminal:  # a file or a pipe has no edge
         everything = console.options.update(width=10**6)
         console.width = max(console.width, console.measure(table, options=everything).maximum)
@@ -154,16 +154,16 @@ def print_table(results: Sequence[Result], console: Console) -> None:
 def print_result(result: Result, console: Console) -> None:
     """Each step of one run, and what it comes to."""
     run = result["run"]
-    words = [run["method"]["name"], remedy_title(run), run["data"]["name"], f"memory {run['protocol']['memory']}"]
+    words = [run["method"]["name"], format_remedy(run), run["data"]["name"], f"memory {run['protocol']['memory']}"]
     words += [f"seed {run['seed']}"]
-    words += [f"measured on {measured_on(result)}"] if run["data"].get("validation") else []
+    words += [f"measured on {describe_images(result)}"] if run["data"].get("validation") else []
     table = Table(title=f"{', '.join(words)}: accuracy in percent", box=box.SIMPLE_HEAD)
     for name in STEPS.values():
         table.add_column(name, justify="right")
-    for row in rows_of_steps([step | {"alpha": alpha} for step, alpha in zip(result["steps"], result["alpha"])]):
+    for row in format_steps([step | {"alpha": alpha} for step, alpha in zip(result["steps"], result["alpha"])]):
         table.add_row(*row)
     console.print(table)
-    forgotten, reused = result["forgetting"], reused_in_words(result["reused"])
+    forgotten, reused = result["forgetting"], describe_reused(result["reused"])
     console.print(
         f"average incremental accuracy {result['average_incremental_accuracy']:.2f}%"
         + ("" if forgotten is None else f", forgetting {forgotten:.2f} points")
@@ -172,19 +172,19 @@ def print_result(result: Result, console: Console) -> None:
     )
 
 
-def figures_for(results: Sequence[Result], folder: Path) -> list[Path]:
+def draw_figures(results: Sequence[Result], folder: Path) -> list[Path]:
     """The accuracy curves of all results, and the confusion matrix of the first seed of each setting, as PNG."""
     from . import figures  # matplotlib is slow to import, and only pictures need it
 
     groups = group_results(results)
     if len(groups) > DRAWN:
         raise UsageError(f"pictures show at most {DRAWN} settings, and these are {len(groups)}: name fewer folders")
-    columns, same = differences(groups)
+    columns, same = compare_settings(groups)
     plain = ("method", "remedy", "data", "classes")
     named = [[v[i] if k in plain else f"{k} {v[i]}" for k, v in columns.items()] for i in range(len(groups))]
     curves = [(", ".join(words), g) for words, g in zip(named, groups)]
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        figures.accuracy_curves({same.get("measured on", ""): curves}, folder / "accuracy.png"),
-        figures.confusions([(name, group[0]) for name, group in curves], folder / "confusion.png"),
+        figures.draw_accuracy({same.get("measured on", ""): curves}, folder / "accuracy.png"),
+        figures.draw_confusions([(name, group[0]) for name, group in curves], folder / "confusion.png"),
     ]

@@ -22,7 +22,7 @@ GREEK = {"alpha": "α", "epsilon": "ε", "lambda": "λ"}
 """letters of the paper in names of settings"""
 
 
-def mean_and_deviation(values: Sequence[float | None]) -> str:
+def format_mean(values: Sequence[float | None]) -> str:
     """Mean ± sample deviation; without the deviation for one value."""
     known = [v for v in values if v is not None]
     if not known:
@@ -37,18 +37,18 @@ def is_known(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def fixed(value: float | None, digits: int = 2) -> str:
+def format_number(value: float | None, digits: int = 2) -> str:
     """A number with so many digits, a dash for none."""
     return f"{value:.{digits}f}".replace("-", "−") if is_known(value) else "–"
 
 
-def signed(value: float) -> str:
+def format_signed(value: float) -> str:
     """A difference, always with a sign: colour is not to be the only cue."""
     digits = f"{abs(value):.2f}"
     return ("±" if float(digits) == 0 else "−" if value < 0 else "+") + digits
 
 
-def counted(count: int, word: str) -> str:
+def format_count(count: int, word: str) -> str:
     """3 runs, 1 run."""
     return f"{count} {word}{'' if count == 1 else 's'}"
 
@@ -60,56 +60,56 @@ DIGITS = {"step": 0, "classes": 0, "alpha": 3, "seconds": 1}
 """of numbers that do not have two"""
 
 
-def rows_of_steps(steps: Sequence[Mapping[str, Any]], names: Iterable[str] = STEPS) -> list[list[str]]:
+def format_steps(steps: Sequence[Mapping[str, Any]], names: Iterable[str] = STEPS) -> list[list[str]]:
     """What is shown of the steps of a run, a row each; α stands with its step."""
-    return [[fixed(step.get(name), DIGITS.get(name, 2)) for name in names] for step in steps]
+    return [[format_number(step.get(name), DIGITS.get(name, 2)) for name in names] for step in steps]
 
 
-def value_in_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A setting's value."""
     if isinstance(value, list):
-        return " ".join(map(value_in_words, value))
+        return " ".join(map(format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def name_in_words(name: str) -> str:
+def format_name(name: str) -> str:
     """A flat setting without the part of the run that it is of: `method.remedy.alpha_lr` is α lr."""
     words = name.partition(".")[2] or name
     return " ".join(GREEK.get(word, word) for word in words.removeprefix("remedy.").replace(".", "_").split("_"))
 
 
-def method_title(run: Mapping[str, Any]) -> str:
+def find_method_title(run: Mapping[str, Any]) -> str:
     """What papers call the method; its name if it is not installed."""
     name = str(run["method"]["name"])
-    kind = methods.known().get(name)
+    kind = methods.find_methods().get(name)
     return kind.title if kind else name
 
 
-def remedy_of(method: Mapping[str, Any]) -> dict[str, Any]:
+def find_remedy(method: Mapping[str, Any]) -> dict[str, Any]:
     """A recorded method's remedy; of a method around another, its host's."""
     if "remedy" not in method and isinstance(method.get("host"), dict):
-        return remedy_of(method["host"])
+        return find_remedy(method["host"])
     remedy = method.get("remedy")
     return remedy if isinstance(remedy, dict) else {"name": "standard"}
 
 
-def remedy_title(run: Mapping[str, Any]) -> str:
+def format_remedy(run: Mapping[str, Any]) -> str:
     """The remedy, with those of its settings that are not the default: Balanced α 0.5."""
-    remedy = remedy_of(run["method"])
+    remedy = find_remedy(run["method"])
     kind = REMEDIES.get(str(remedy.get("name")))
     default = flatten(to_plain(kind()) if kind else remedy)
     differing = [(name, value) for name, value in flatten(remedy).items() if default.get(name) != value]
-    words = [f"{name_in_words(f'remedy.{name}')} {value_in_words(value)}" for name, value in differing]
+    words = [f"{format_name(f'remedy.{name}')} {format_value(value)}" for name, value in differing]
     return " ".join([str(remedy.get("name")).replace("-", " ").capitalize(), *words])
 
 
-def protocol_in_words(result: Result) -> str:
+def format_protocol(result: Result) -> str:
     """The steps in a few characters: 50 + 5 × 10."""
     base, steps = (int(result["run"]["protocol"].get(name) or 0) for name in ("base", "steps"))
     return f"{base} + {steps} × {(len(result['class_order']) - base) // steps}" if steps else str(base)
 
 
-def default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
     """The flat settings of the method, but not its remedy, and of the recipe as they are unless set otherwise.
 
     None for a method or a data set that is not installed.
@@ -120,29 +120,29 @@ def default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
         recipe = method.recipe(plan_for((SHAPES | PLANNED)[run["data"]["name"]]))
     except (EquipoiseError, KeyError, TypeError):
         return None
-    return own_settings({"method": to_plain(method), "recipe": to_plain(recipe)})
+    return list_own_settings({"method": to_plain(method), "recipe": to_plain(recipe)})
 
 
-def own_settings(run: Mapping[str, Any]) -> dict[str, Any]:
+def list_own_settings(run: Mapping[str, Any]) -> dict[str, Any]:
     """The flat settings of a run's method, but not its remedy, and of its recipe."""
     flat = flatten({"method": run["method"], "recipe": run["recipe"]})
     return {name: value for name, value in flat.items() if ".remedy." not in name and name != "method.name"}
 
 
-def changes_in_words(result: Result) -> Iterator[str]:
+def describe_changes(result: Result) -> Iterator[str]:
     """What tells a run apart from one with default settings, besides its remedy."""
     run = result["run"]
-    default = default_settings(run)
+    default = find_default_settings(run)
     if default is None:
         yield f"{run['recipe'].get('epochs')} epochs"
     else:
-        own = own_settings(run)
-        yield from (change(name_in_words(k), v) for k, v in own.items() if v != default.get(k))
+        own = list_own_settings(run)
+        yield from (describe_change(format_name(k), v) for k, v in own.items() if v != default.get(k))
     default_run, here = flatten(to_plain(Run())), flatten(run)
     for name, form in PHRASES.items():
         if here.get(name, default_run[name]) != default_run[name]:
-            yield form.format(value_in_words(here[name]))
-    machine = own_machine(result)
+            yield form.format(format_value(here[name]))
+    machine = find_machine(result)
     yield from (getattr(machine, name) for name in ("precision", "engine") if getattr(machine, name) != "auto")
 
 
@@ -155,14 +155,14 @@ PHRASES = {
 """how changes of the protocol and the data are written"""
 
 
-def change(name: str, value: Any) -> str:
+def describe_change(name: str, value: Any) -> str:
     """A setting that is not the default: `short last`, `8 epochs`, `no imprint`."""
     if isinstance(value, bool):
         return name if value else f"no {name}"
-    return f"{value_in_words(value)} {name}"
+    return f"{format_value(value)} {name}"
 
 
-def own_machine(result: Result) -> Machine:
+def find_machine(result: Result) -> Machine:
     """Precision and engine of a run on a GPU, where they are not what they are by default."""
     machine = result["machine"]
     precision, engine = str(machine.get("precision", "auto")), machine.get("engine")
@@ -171,13 +171,13 @@ def own_machine(result: Result) -> Machine:
     return Machine(precision=precision, engine=engine or "auto")  # type: ignore[arg-type]
 
 
-def computer(result: Result) -> str:
+def find_computer(result: Result) -> str:
     """What a result was computed on."""
     machine = result["machine"]
     return str(machine.get("gpu") or machine.get("cpu") or "unknown")
 
 
-def reused_in_words(reused: Mapping[str, Any] | None) -> str:
+def describe_reused(reused: Mapping[str, Any] | None) -> str:
     """What was not computed in this run; nothing if all of it was."""
     if not reused:
         return ""

@@ -15,21 +15,21 @@ from ..step import plan_for
 from .settings import Data, Machine, Protocol, Run
 
 
-def flag_of(name: str, metadata: Any) -> str | None:
+def name_flag(name: str, metadata: Any) -> str | None:
     """The flag of a field; None if it has none."""
     flag = metadata.get("flag", name)
     return None if flag is False else str(flag).replace("_", "-")
 
 
-def flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
+def list_flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
     """The flags of all fields that differ from the default's; those of a dataclass within have its name before them."""
     for f in fields(value):
         one, other = getattr(value, f.name), getattr(default, f.name)
-        flag = flag_of(f.name, f.metadata)
+        flag = name_flag(f.name, f.metadata)
         if one == other or flag is None or isinstance(one, (Method, Remedy)):
             continue
         if is_dataclass(one) and not isinstance(one, type):
-            yield from flags(one, other, f"{prefix}{flag}-")
+            yield from list_flags(one, other, f"{prefix}{flag}-")
         elif isinstance(other, bool):
             yield f"--{prefix}{flag}" if one else f"--no-{prefix}{flag}"
         else:
@@ -37,30 +37,30 @@ def flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
             yield from map(str, one) if isinstance(one, tuple) else (str(one),)
 
 
-def command(run: Run, machine: Machine = Machine()) -> str:
+def write_command(run: Run, machine: Machine = Machine()) -> str:
     """The command that does a run: what most readers look for is always there, the rest where it is not the default."""
     method, data, protocol = run.method, run.data, run.protocol
     half = len(COUNTS.get(data.name, ())) // 2
     words = [
         *("equipoise", "run", method.name, "--remedy", method.remedy.name),
-        *flags(method.remedy, type(method.remedy)()),
-        *flags(method, type(method)()),
+        *list_flags(method.remedy, type(method.remedy)()),
+        *list_flags(method, type(method)()),
         *("--dataset", data.name),
-        *flags(data, Data(data.name)),
+        *list_flags(data, Data(data.name)),
         *(() if protocol.base in (None, half) else ("--base", str(protocol.base))),
         *(("--steps", str(protocol.steps)) if protocol.steps is not None else ()),
         *("--memory", protocol.memory),
-        *flags(protocol, Protocol(protocol.base, protocol.steps, memory=protocol.memory)),
-        *flags(machine, Machine()),
+        *list_flags(protocol, Protocol(protocol.base, protocol.steps, memory=protocol.memory)),
+        *list_flags(machine, Machine()),
         *("--seed", str(run.seed)),
     ]
     shapes = SHAPES | PLANNED
     if run.recipe is not None and data.name in shapes:
-        words += flags(run.recipe, method.recipe(plan_for(shapes[data.name])))
+        words += list_flags(run.recipe, method.recipe(plan_for(shapes[data.name])))
     return shlex.join(words)
 
 
-def run_name(run: Run, machine: Machine = Machine()) -> str:
+def name_folder(run: Run, machine: Machine = Machine()) -> str:
     """A folder name that says the most and is different for different settings."""
     method, memory = run.method, run.protocol.memory
     parts = [method.name, method.remedy.name, run.data.name, f"memory-{memory}", f"seed-{run.seed}"]

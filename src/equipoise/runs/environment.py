@@ -16,28 +16,28 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..engine.gpu import peak_memory
+from ..engine.gpu import get_peak_memory
 from ..method import Method
 from ..settings import digest
 
 
-def cores() -> int:
+def count_cores() -> int:
     """CPU cores that this process may use; of all there are, where the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Of all that takes part in a result."""
     return {
         "equipoise": __version__,
-        "code": code_fingerprint(),
+        "code": hash_code(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def describe_hardware(device: torch.device) -> dict[str, Any]:
     """What the run was computed on."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {"device": device.type, "cpu": cpu, "threads": torch.get_num_threads()}
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
-        found["peak_memory_mib"] = round(peak_memory(device))
+        found["peak_memory_mib"] = round(get_peak_memory(device))
     return found
 
 
@@ -57,7 +57,7 @@ MEASURING = ("runs/plan.py", "runs/metrics.py")
 
 
 @functools.cache
-def code_fingerprint() -> str:
+def hash_code() -> str:
     """A hash of the source that computes results: a step computed by other code is never reused."""
     h = hashlib.sha256()
     root = Path(__file__).parents[1]
@@ -67,14 +67,14 @@ def code_fingerprint() -> str:
     return h.hexdigest()[:16]
 
 
-def code_of(method: Method) -> str | None:
+def hash_method_code(method: Method) -> str | None:
     """A hash of the source that computes a step of the method: the same for all, and the files of its own classes.
 
     None for a method typed at a prompt, of which no file tells.
     """
     parts = [method, method.remedy, *(getattr(method, f.name) for f in fields(method))]
     hosts = [part for part in parts[2:] if isinstance(part, Method)]
-    sources = [code_fingerprint(), *(code_of(host) for host in hosts)]
+    sources = [hash_code(), *(hash_method_code(host) for host in hosts)]
     kinds = {kind for part in parts[:2] for kind in type(part).__mro__ if kind is not object}
     for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
         try:

@@ -15,17 +15,17 @@ from ..data.datasets import COUNTS, SHAPES
 from ..data.images import Images
 from ..data.randomness import generator
 from ..engine.device import resolve_device
-from ..engine.gpu import peak_memory
+from ..engine.gpu import get_peak_memory
 from ..errors import DataError
 from ..learner import Learner
 from ..method import Method
 from ..remedies import Standard
 from ..settings import digest, to_plain
 from ..step import Plan, Stage
-from .environment import hardware, versions
-from .plan import list_trainings, method_at_base, plan_steps, resolve, sizes_of, total_images
+from .environment import describe_hardware, list_versions
+from .plan import compute_sizes, count_images, find_base_method, list_trainings, plan_steps, resolve
 from .settings import Protocol, Run
-from .shared_steps import default_store
+from .shared_steps import find_default_store
 
 
 class Speed(NamedTuple):
@@ -63,14 +63,14 @@ def measure_speed(method: Method, dataset: str, device: str) -> Speed:
     learner.predict(x[:1000])
     held = sum(counts) * shape[0] * shape[1] * shape[2] / 2**20  # all images
     if cuda:
-        peak = peak_memory(learner.device_)
+        peak = get_peak_memory(learner.device_)
     else:
-        peak = process_peak()
+        peak = measure_process_memory()
     _, base, _, later = seen  # of each step, the second epoch
     return Speed(base, later, peak + held)
 
 
-def process_peak() -> float:
+def measure_process_memory() -> float:
     """The memory of this process at its peak, in MiB; 0 on Windows, which does not tell."""
     try:
         import resource
@@ -85,7 +85,7 @@ def measure_in_process(method: Method, dataset: str, device: str) -> Speed:
         return pool.apply(measure_speed, (method, dataset, device))
 
 
-def speed_of(run: Run, device: str, say: Callable[[str], None]) -> Speed:
+def estimate_speed(run: Run, device: str, say: Callable[[str], None]) -> Speed:
     """The speed of a run's method here: remembered, or else measured now. Of the remedies, only those that look ahead
     while they train are slower."""
     method, shape = run.method, SHAPES[run.data.name]
@@ -105,9 +105,9 @@ def speed_of(run: Run, device: str, say: Callable[[str], None]) -> Speed:
 
 def find_speed(method: Method, dataset: str, device: str, say: Callable[[str], None]) -> Speed:
     """The speed of a method on a data set's images on a device: remembered, or else measured now."""
-    machine = {k: v for k, v in hardware(resolve_device(device)).items() if k != "peak_memory_mib"}
-    key = digest([to_plain(method), dataset, machine, versions()])
-    file = default_store().parent / "speed.json"
+    machine = {k: v for k, v in describe_hardware(resolve_device(device)).items() if k != "peak_memory_mib"}
+    key = digest([to_plain(method), dataset, machine, list_versions()])
+    file = find_default_store().parent / "speed.json"
     found = read_speeds(file)
     if key not in found:
         remedy = "" if method.remedy.keeps_finetuning else f" with the {method.remedy.name} remedy"
@@ -144,11 +144,11 @@ def estimate(
     """How long runs take here, one after the other, and how much memory; `shared` base steps count once."""
     seconds = mib = 0.0
     based: set[str] = set()
-    for run in map(resolved, runs):
-        speed = speed_of(run, device, say)
-        base, *later = images_of(run)
+    for run in map(resolve_run, runs):
+        speed = estimate_speed(run, device, say)
+        base, *later = count_step_images(run)
         only_base = Protocol(run.protocol.base, order=run.protocol.order)
-        key = digest([to_plain(replace(run, method=method_at_base(run.method), protocol=only_base)), base])
+        key = digest([to_plain(replace(run, method=find_base_method(run.method), protocol=only_base)), base])
         seconds += 0.0 if shared and key in based else base / speed.base
         seconds += sum(later) / speed.later
         mib = max(mib, speed.mib)
@@ -156,13 +156,13 @@ def estimate(
     return Estimate(seconds, mib)
 
 
-def resolved(run: Run) -> Run:
+def resolve_run(run: Run) -> Run:
     """A run with everything named, by what is known of its data set."""
     return resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
 
 
-def images_of(run: Run) -> list[int]:
+def count_step_images(run: Run) -> list[int]:
     """How many images each step of a run trains on, known without its data."""
-    run, counts = resolved(run), COUNTS[run.data.name]
-    sizes = sizes_of(run, len(counts))
-    return total_images([list_trainings(run.method, p) for p in plan_steps(run, sizes, counts, SHAPES[run.data.name])])
+    run, counts = resolve_run(run), COUNTS[run.data.name]
+    sizes = compute_sizes(run, len(counts))
+    return count_images([list_trainings(run.method, p) for p in plan_steps(run, sizes, counts, SHAPES[run.data.name])])

@@ -35,7 +35,7 @@ def claim_run_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder."""
 
     def refuse() -> None:
@@ -53,7 +53,7 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def check_there(folder: Path, name: str) -> None:
+def check_exists(folder: Path, name: str) -> None:
     """Refuse what is no folder; `name` says which one to name instead."""
     if not folder.is_dir():
         state = "is not there" if not folder.exists() else "is not a folder"
@@ -65,18 +65,18 @@ def find_result(folder: Path, settings: Mapping[str, Any]) -> Result | None:
     path, result = folder / "run.json", folder / "result.json"
     if result.is_file():
         found = read_result(folder)
-        check_same(folder, found, settings, computes=False)
+        check_settings(folder, found, settings, computes=False)
         return found
     if path.is_file() and (folder / "checkpoint" / saved.INFO).is_file():
         recorded = files.read_json(path)
         parts = [recorded.get(name) for name in ("run", "machine")] if isinstance(recorded, dict) else [None]
         if not all(isinstance(part, dict) for part in parts) or "class_order" not in recorded:
             raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
-        check_same(folder, recorded, settings, computes=True)
+        check_settings(folder, recorded, settings, computes=True)
     return None
 
 
-def check_same(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any], computes: bool) -> None:
+def check_settings(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any], computes: bool) -> None:
     """Refuse a folder of a run with other settings, and say which differ; on what machine it was computed matters
     only where it is to be computed further."""
     data = recorded.get("data", recorded.get("resolved", {}).get("data"))
@@ -89,19 +89,19 @@ def check_same(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str,
     machine = [k for k, v in settings["machine"].items() if recorded["machine"].get(k) != v] if computes else []
     if "device" in machine and recorded["machine"].get("device") == "cuda" and not differ:
         raise RunError(f"{folder} is of a run on a GPU: use --device cuda where there is one, or choose another --out")
-    words = [explain(k.removeprefix("run."), there.get(k), here.get(k)) for k in differ]
-    words += [explain(k, recorded["machine"].get(k), settings["machine"][k]) for k in machine]
+    words = [describe_difference(k.removeprefix("run."), there.get(k), here.get(k)) for k in differ]
+    words += [describe_difference(k, recorded["machine"].get(k), settings["machine"][k]) for k in machine]
     if words:
         some = ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
         raise RunError(f"{folder} belongs to a run with other settings: {some}; choose another --out")
 
 
-def explain(name: str, there: Any, here: Any) -> str:
+def describe_difference(name: str, there: Any, here: Any) -> str:
     """How a setting differs; without its values where they are long."""
     return name if len(str(here)) > 50 or len(str(there)) > 50 else f"{name} (there {there}, here {here})"
 
 
-def last_epoch(folder: Path) -> dict[str, Any] | None:
+def read_last_epoch(folder: Path) -> dict[str, Any] | None:
     """The last whole line of a run's metrics.jsonl; None if there is none yet, or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         with (folder / "metrics.jsonl").open("rb") as f:

@@ -14,7 +14,7 @@ def confusion_matrix(z: Tensor, y: Tensor, classes: int) -> Tensor:
     return torch.bincount(y * classes + z.argmax(1), minlength=classes**2).view(classes, classes)
 
 
-def summary(z: Tensor, y: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
+def summarise(z: Tensor, y: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
     """Accuracies after the last of the steps that brought `sizes` classes each.
 
     `base` is on the classes of step 0, `new` on all later ones (the paper's "latest 50"; None at step 0),
@@ -23,18 +23,18 @@ def summary(z: Tensor, y: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
     right = z.argmax(1) == y
     top5 = (z.topk(min(5, z.shape[1]), 1).indices == y[:, None]).any(1)
     step = torch.arange(len(sizes), device=y.device).repeat_interleave(torch.tensor(sizes, device=y.device))[y]
-    by_step = [percent(right[step == k]) for k in range(len(sizes))]
+    by_step = [to_percent(right[step == k]) for k in range(len(sizes))]
     return {
-        "top1": percent(right),
-        "top5": percent(top5),
+        "top1": to_percent(right),
+        "top5": to_percent(top5),
         "base": by_step[0],
-        "new": percent(right[step > 0]) if len(sizes) > 1 else None,
+        "new": to_percent(right[step > 0]) if len(sizes) > 1 else None,
         "latest": by_step[-1],
         "by_step": by_step,
     }
 
 
-def percent(right: Tensor) -> float | None:
+def to_percent(right: Tensor) -> float | None:
     """How many are true, in percent; None for none at all."""
     return 100 * int(right.sum()) / len(right) if len(right) else None
 

@@ -28,7 +28,7 @@ log = logging.getLogger("equipoise")
 
 
 @contextlib.contextmanager
-def multi_process_service() -> Iterator[None]:
+def run_mps() -> Iterator[None]:
     """MPS while the block runs, if this machine has it, unless somebody has started it already."""
     control = shutil.which("nvidia-cuda-mps-control")
     if not torch.cuda.is_available() or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:

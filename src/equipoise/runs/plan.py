@@ -13,15 +13,15 @@ import torch
 from .. import methods
 from ..data.datasets import Dataset, load, split
 from ..data.images import Images
-from ..data.memory import Budget, ranks
-from ..data.protocol import class_order, step_sizes
+from ..data.memory import Budget, rank_in_class
+from ..data.protocol import order_classes, split_classes
 from ..data.randomness import generator
 from ..learner import Learner
 from ..method import Method
 from ..remedies import REMEDIES, Standard
 from ..settings import digest, from_plain, to_plain
 from ..step import Plan, Shape, Step
-from .environment import code_of
+from .environment import hash_method_code
 from .settings import Machine, Run
 
 
@@ -45,16 +45,16 @@ def resolve(run: Run, classes: int, shape: Shape) -> Run:
     """
     p = run.protocol
     base = p.base if p.base is not None else classes // 2
-    sizes = step_sizes(classes, base, 5 if p.steps is None else p.steps)
+    sizes = split_classes(classes, base, 5 if p.steps is None else p.steps)
     protocol = replace(p, base=base, steps=len(sizes) - 1, order=str(p.order), memory=str(Budget.parse(p.memory)))
     data = replace(run.data, validation=float(run.data.validation), brightness=float(run.data.brightness))
     recipe = run.recipe or run.method.recipe(Plan(0, sizes[:1], shape))
     return replace(run, data=data, protocol=protocol, recipe=recipe, seed=int(run.seed))
 
 
-def sizes_of(run: Run, classes: int) -> tuple[int, ...]:
+def compute_sizes(run: Run, classes: int) -> tuple[int, ...]:
     """How many classes each step of a resolved run brings."""
-    return step_sizes(classes, run.protocol.base or 0, run.protocol.steps or 0)
+    return split_classes(classes, run.protocol.base or 0, run.protocol.steps or 0)
 
 
 def read_run(plain: Mapping[str, Any]) -> Run:
@@ -96,12 +96,12 @@ class Prepared:
         """Kind of device and precision: a run is resumed with the same ones only."""
         return {"device": self.learner.device_.type, "precision": "bf16" if self.learner.bf16_ else "fp32"}
 
-    def step_keys(self) -> list[str]:
+    def compute_keys(self) -> list[str]:
         """The key of the state after each step; empty where the source of the method is not in a file."""
         run, learner, method = self.run, self.learner, self.run.method
         counts = torch.bincount(self.train.y)[: self.sizes[0]]
-        base = method_at_base(method) if bool((counts == counts[0]).all()) else method
-        codes = code_of(base), code_of(method)
+        base = find_base_method(method) if bool((counts == counts[0]).all()) else method
+        codes = hash_method_code(base), hash_method_code(method)
         if None in codes:
             return [""] * len(self.sizes)
         always = {
@@ -122,11 +122,11 @@ class Prepared:
             keys.append(digest([keys[-1], codes[1], to_plain(method), kept, classes]))
         return keys
 
-    def resolved(self) -> dict[str, Any]:
+    def describe_stages(self) -> dict[str, Any]:
         """What follows from the settings: normalisation, augmentation, and the trainings of each step. A step that is
         trained like the one before is left out."""
         stages: list[dict[str, Any]] = []
-        for plan in self.plans():
+        for plan in self.make_plans():
             now = [s if isinstance(s, str) else to_plain(s) for s in self.run.method.stages(plan)]
             if not stages or stages[-1]["stages"] != now:
                 stages.append({"from": plan.t, "stages": now})
@@ -137,16 +137,16 @@ class Prepared:
             "stages": stages,
         }
 
-    def plans(self) -> list[Plan]:
+    def make_plans(self) -> list[Plan]:
         """What is known of each step without its pixels."""
         return plan_steps(self.run, self.sizes, torch.bincount(self.train.y).tolist(), self.data.shape)
 
-    def work(self) -> Work:
+    def list_work(self) -> Work:
         """The images that each stage of each step trains on, for the time left."""
-        return [list_trainings(self.run.method, plan) for plan in self.plans()]
+        return [list_trainings(self.run.method, plan) for plan in self.make_plans()]
 
 
-def method_at_base(method: Method) -> Method:
+def find_base_method(method: Method) -> Method:
     """The method that stands for this one's base step, where all classes have equally many images.
 
     What a class inherits from another method does not hold for its own code: it shares with its own kind alone. Of a
@@ -175,7 +175,7 @@ def plan_steps(run: Run, sizes: Sequence[int], counts: Sequence[int], shape: Sha
 def list_trainings(method: Method, plan: Plan) -> list[Training]:
     """The stages of a step and how many images an epoch of each has, found out by drawing one from labels alone."""
     y = torch.arange(plan.N).repeat_interleave(torch.tensor(plan.counts))
-    everything, place, new, h = torch.arange(len(y)), ranks(y), y >= plan.n_old, method.hold(plan)
+    everything, place, new, h = torch.arange(len(y)), rank_in_class(y), y >= plan.n_old, method.hold(plan)
     data, memory, held = everything[new], everything[~new], everything[place < h]
     nothing: Any = None
     found = []
@@ -197,7 +197,7 @@ def list_trainings(method: Method, plan: Plan) -> list[Training]:
     return found
 
 
-def total_images(work: Work) -> list[int]:
+def count_images(work: Work) -> list[int]:
     """How many images each step trains on, over all stages and epochs."""
     return [sum(part.epochs * part.images for part in step) for step in work]
 
@@ -211,9 +211,9 @@ def prepare(
     Learner(run.method, budget, recipe=run.recipe, **made)  # a bad one is refused before data is looked for
     loaded = loaded or load(run.data.name, data)
     classes = len(loaded.classes)
-    order = class_order(run.protocol.order, classes)
+    order = order_classes(run.protocol.order, classes)
     run = resolve(run, classes, loaded.shape)
-    sizes = sizes_of(run, classes)
+    sizes = compute_sizes(run, classes)
     run.method.check(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
     augment = replace(loaded.augment, brightness=run.data.brightness)
     normalise = (loaded.mean, loaded.std)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..engine.train import Epoch
 from ..learner.words import duration
-from .folder import last_epoch
-from .plan import Training, Work, total_images
+from .folder import read_last_epoch
+from .plan import Training, Work, count_images
 from .queue import Job, has_base
 
 
@@ -24,9 +24,9 @@ class Watch:
 
     def begin(self, work: Work) -> None:
         """A run begins or is resumed; `work` is what each step trains on."""
-        self.work, self.images = work, total_images(work)
+        self.work, self.images = work, count_images(work)
 
-    def before(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
+    def show_past(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
         """These epochs and steps are done: from an earlier attempt, or taken over from another run."""
 
     def say(self, text: str) -> None:
@@ -35,13 +35,13 @@ class Watch:
     def tick(self, t: int, done: float) -> None:
         """Step t has come so far, as a fraction."""
 
-    def epoch(self, e: Epoch) -> None:
+    def end_epoch(self, e: Epoch) -> None:
         """An epoch has ended."""
 
-    def confusion(self, counts: Tensor) -> None:
+    def show_confusion(self, counts: Tensor) -> None:
         """How the classes were taken for each other after a step; its accuracies follow."""
 
-    def step(self, record: dict[str, Any]) -> None:
+    def end_step(self, record: dict[str, Any]) -> None:
         """A step has ended, with these accuracies."""
         new = "" if record["new"] is None else f", new {record['new']:.2f}"
         self.say(
@@ -52,20 +52,20 @@ class Watch:
     def close(self) -> None:
         """No more will come."""
 
-    def left(self, e: Epoch) -> float:
+    def estimate_time_left(self, e: Epoch) -> float:
         """Seconds left, at the speed of this epoch; the teacher's cost is in it from the first increment on."""
         ahead = sum(self.images[e.step + 1 :]) + self.images[e.step] * (
-            1 - fraction_done(self.work[e.step], e.stage, e.epoch)
+            1 - compute_fraction_done(self.work[e.step], e.stage, e.epoch)
         )
         return ahead / max(e.images_per_second, 1e-9)
 
-    def words(self, e: Epoch) -> str:
+    def describe_epoch(self, e: Epoch) -> str:
         """An epoch in one line."""
         alpha = "" if e.alpha is None else f", α {e.alpha:.3f}"
         stage = "" if e.stage == "train" else f"{STAGES.get(e.stage, e.stage)}, "
         return (
             f"step {e.step}/{len(self.images) - 1}, {stage}epoch {e.epoch}/{e.epochs}: loss {e.loss:.4f}{alpha}, "
-            f"{e.images_per_second:,.0f} images/s, {duration(self.left(e))} left"
+            f"{e.images_per_second:,.0f} images/s, {duration(self.estimate_time_left(e))} left"
         )
 
 
@@ -73,14 +73,14 @@ STAGES = {"refit": "fine-tuning on the memory"}
 """what people call a stage"""
 
 
-def fraction_done(step: list[Training], stage: str, epochs: float) -> float:
+def compute_fraction_done(step: list[Training], stage: str, epochs: float) -> float:
     """How much of a step's images have been trained on after so many epochs of a stage."""
     k = next(k for k, training in enumerate(step) if training.stage == stage)
-    before, total = total_images([step[:k], step])
+    before, total = count_images([step[:k], step])
     return (before + epochs * step[k].images) / max(1, total)
 
 
-HOOKS = ("begin", "before", "say", "tick", "epoch", "confusion", "step", "close")
+HOOKS = ("begin", "show_past", "say", "tick", "end_epoch", "show_confusion", "end_step", "close")
 """all that a watch is told by"""
 
 
@@ -116,14 +116,14 @@ class PlainWatch(Watch):
             self.last = time.monotonic()
             self.say(f"step {t}/{len(self.images) - 1}, {done:.1%}")
 
-    def epoch(self, e: Epoch) -> None:
+    def end_epoch(self, e: Epoch) -> None:
         """Print it, if the last one is long enough ago, or it is the last of its stage."""
         if time.monotonic() - self.last >= self.every or e.epoch == e.epochs:
             self.last = time.monotonic()
-            self.say(self.words(e))
+            self.say(self.describe_epoch(e))
 
 
-def bar_with_words(console: Console) -> Progress:
+def make_bar(console: Console) -> Progress:
     """A bar, and its description after it, while there is a terminal; rich would add a time left of its own."""
     columns = BarColumn(bar_width=20), TextColumn("{task.description}")
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -133,7 +133,7 @@ class LiveWatch(Watch):
     """A bar that moves with every epoch, for terminals; steps stay above it as lines."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.bar = console, bar_with_words(console)
+        self.console, self.bar = console, make_bar(console)
         self.task = self.bar.add_task("starting", total=1.0)
 
     def begin(self, work: Work) -> None:
@@ -150,9 +150,9 @@ class LiveWatch(Watch):
         now = sum(self.images[:t]) + self.images[t] * done
         self.bar.update(self.task, completed=now, total=sum(self.images))
 
-    def epoch(self, e: Epoch) -> None:
+    def end_epoch(self, e: Epoch) -> None:
         """Say where it is."""
-        self.bar.update(self.task, description=self.words(e))
+        self.bar.update(self.task, description=self.describe_epoch(e))
 
     def close(self) -> None:
         """Take the bar away."""
@@ -162,7 +162,7 @@ class LiveWatch(Watch):
 # A queue: read from the folders of its runs, whoever is working there
 
 
-class Standing(NamedTuple):
+class QueueStatus(NamedTuple):
     """How a queue stands."""
 
     done: int
@@ -175,7 +175,7 @@ class Standing(NamedTuple):
     """images a second of all that are at work, each in its last epoch"""
 
 
-def queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) -> Standing:
+def read_queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) -> QueueStatus:
     """How a queue stands, read from the folders of its runs.
 
     Where steps are shared, the base step of a group is counted once, as far as whoever computes it has come. A job at
@@ -187,10 +187,10 @@ def queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) 
     based = {job.group for job in jobs if job.group and has_base(job)}
     bases: dict[str, float] = {}
     for job in jobs:
-        if job.over:
+        if job.is_over:
             continue
         ahead: list[float] = list(job.images)
-        line = last_epoch(job.folder)
+        line = read_last_epoch(job.folder)
         if line is not None and line["step"] < len(ahead):
             t = line["step"]
             ahead[:t] = [0] * t
@@ -204,8 +204,8 @@ def queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) 
         left += sum(ahead)
     left += sum(bases.values())
     speed = sum(speeds) * (1 + unknown / len(speeds)) if speeds else 0.0
-    failed, over = sum(job.failure is not None for job in jobs), sum(job.over for job in jobs)
-    return Standing(over - failed, failed, len(busy), len(jobs) - over - len(busy), left, speed)
+    failed, over = sum(job.failure is not None for job in jobs), sum(job.is_over for job in jobs)
+    return QueueStatus(over - failed, failed, len(busy), len(jobs) - over - len(busy), left, speed)
 
 
 class QueueWatch:
@@ -220,7 +220,7 @@ class QueueWatch:
         self, console: Console, jobs: Sequence[Job], shared: bool = True, every: float = 2.0, quiet: float = 60.0
     ) -> None:
         self.jobs, self.shared, self.every, self.quiet = jobs, shared, every, quiet
-        self.bar = bar_with_words(console)
+        self.bar = make_bar(console)
         self.task = self.bar.add_task("")
         self.seen: tuple[int, ...] = ()
         self.looked = self.said = -math.inf
@@ -235,13 +235,13 @@ class QueueWatch:
 
     def tell(self, busy: Sequence[Job]) -> None:
         """Show where it is, if that has changed; how far the runs are, now and then: that is read from their files."""
-        seen, clock = (len(busy), *(job.over for job in self.jobs)), time.monotonic()
+        seen, clock = (len(busy), *(job.is_over for job in self.jobs)), time.monotonic()
         changed = seen != self.seen
         if not changed and clock - self.looked < self.every:
             return
         self.seen, self.looked = seen, clock
-        now = queue_status(self.jobs, busy, self.shared)
-        words = queue_words(now)
+        now = read_queue_status(self.jobs, busy, self.shared)
+        words = describe_queue(now)
         self.bar.update(self.task, total=len(self.jobs), completed=now.done + now.failed, description=words)
         moving = now.speed > 0
         if self.bar.disable and (changed or (moving and not self.moving) or clock - self.said >= self.quiet):
@@ -250,7 +250,7 @@ class QueueWatch:
         self.moving = moving
 
 
-def queue_words(now: Standing) -> str:
+def describe_queue(now: QueueStatus) -> str:
     """How a queue stands, in one line."""
     total = now.done + now.failed + now.running + now.waiting
     words = [f"{now.done} of {total} done", f"{now.running} running"]

@@ -14,11 +14,11 @@ from typing import Protocol
 
 from ..data.datasets import Dataset
 from ..engine.device import resolve_device
-from ..errors import DataError, EquipoiseError, sentence
+from ..errors import DataError, EquipoiseError, describe_error
 from ..settings import digest
-from .command import run_name
-from .folder import check_run_folder, last_epoch
-from .plan import prepare, total_images
+from .command import name_folder
+from .folder import check_run_folder, read_last_epoch
+from .plan import count_images, prepare
 from .record import Result, read_result
 from .settings import Machine, Run
 
@@ -51,7 +51,7 @@ class Job:
     failure: str | None = None
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it is done or has failed for good."""
         return self.result is not None or self.failure is not None
 
@@ -75,7 +75,7 @@ def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: Non
     """
     for job in jobs:
         conclude(job)
-    on.do(run, [job for job in jobs if not job.over], tell)
+    on.do(run, [job for job in jobs if not job.is_over], tell)
 
 
 def conclude(job: Job, done: bool = False) -> None:
@@ -84,12 +84,12 @@ def conclude(job: Job, done: bool = False) -> None:
         if done or (job.folder / "result.json").is_file():
             job.result = read_result(job.folder)
     except (DataError, OSError) as error:  # perhaps no permission to look
-        job.failure = sentence(error)
+        job.failure = describe_error(error)
 
 
 def has_base(job: Job) -> bool:
     """Whether a job has its base step, so that others can take it over. One that is over may have failed before."""
-    line = last_epoch(job.folder)
+    line = read_last_epoch(job.folder)
     return job.result is not None or (line is not None and (line["step"] > 0 or line["done"] == 1))
 
 
@@ -101,19 +101,19 @@ def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | 
     resolve_device(machine.device)
     jobs: dict[str, Job] = {}
     loaded: dict[str, Dataset] = {}
-    folders = [parent / run_name(run, machine) for run in runs]
+    folders = [parent / name_folder(run, machine) for run in runs]
     for folder in folders:  # before any data is looked for
         check_run_folder(folder)
     for run, folder in zip(runs, folders):
         on_cpu = replace(machine, device="cpu", engine="auto")  # the GPU is left to those who do the runs
         plan = prepare(run, on_cpu, data, loaded.get(run.data.name))
         loaded[run.data.name] = plan.data
-        job = Job(plan.run, machine, folder, plan.step_keys()[0], total_images(plan.work()))
+        job = Job(plan.run, machine, folder, plan.compute_keys()[0], count_images(plan.list_work()))
         jobs.setdefault(digest([plan.settings["run"], plan.order]), job)
     return list(jobs.values())
 
 
-def cost(job: Job) -> float:
+def estimate_cost(job: Job) -> float:
     """About how long a job takes, in images of IL-Baseline: from the images a second that one H200 did
     (results/README.md, speed of the methods). Every base step is taken to cost the same."""
     method = job.run.method
@@ -122,7 +122,7 @@ def cost(job: Job) -> float:
 
 def sort_longest_first(jobs: Sequence[Job]) -> list[Job]:
     """So that no long one is left alone at the end."""
-    return sorted(jobs, key=cost, reverse=True)
+    return sorted(jobs, key=estimate_cost, reverse=True)
 
 
 def find_critical(jobs: Sequence[Job], workers: int) -> list[Job]:
@@ -133,11 +133,11 @@ def find_critical(jobs: Sequence[Job], workers: int) -> list[Job]:
     """
     at_once = min(workers, len(jobs))
     groups = {job.group or str(job.folder): sum(job.images[:1]) for job in jobs}
-    total = sum(groups.values()) + sum(cost(job) - sum(job.images[:1]) for job in jobs)
-    return [job for job in jobs if at_once * cost(job) > total]
+    total = sum(groups.values()) + sum(estimate_cost(job) - sum(job.images[:1]) for job in jobs)
+    return [job for job in jobs if at_once * estimate_cost(job) > total]
 
 
-def complain(jobs: Sequence[Job]) -> None:
+def report_failures(jobs: Sequence[Job]) -> None:
     """Say which runs failed, if any did."""
     failed = [job for job in jobs if job.failure]
     for job in failed:

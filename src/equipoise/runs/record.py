@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .. import files, methods
-from ..data.protocol import step_sizes
+from ..data.protocol import split_classes
 from ..errors import DataError, UsageError
 from ..settings import from_plain
 from ..step import Recipe
@@ -112,7 +112,7 @@ def find_contradiction(result: Result) -> str | None:
     """Which two numbers contradict each other."""
     steps, matrix, final, protocol = result["steps"], result["confusion"], result["final"], result["run"]["protocol"]
     try:
-        sizes = step_sizes(len(result["class_order"]), protocol["base"], protocol["steps"])
+        sizes = split_classes(len(result["class_order"]), protocol["base"], protocol["steps"])
     except UsageError as error:
         return str(error)
     last, right, images = steps[-1], sum(row[k] for k, row in enumerate(matrix)), sum(map(sum, matrix))

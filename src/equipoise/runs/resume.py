@@ -19,10 +19,10 @@ from .. import files
 from ..engine.train import Epoch
 from ..errors import DataError
 from ..learner import Learner, saved
-from .environment import hardware, versions
-from .metrics import confusion_matrix, forgetting, summary
+from .environment import describe_hardware, list_versions
+from .metrics import confusion_matrix, forgetting, summarise
 from .plan import Prepared
-from .progress import Watch, duration, fraction_done
+from .progress import Watch, compute_fraction_done, duration
 from .record import Result
 from .settings import Options
 from .shared_steps import SharedSteps
@@ -47,8 +47,8 @@ class Attempt:
     ) -> None:
         self.plan, self.folder, self.shared, self.watch, self.options = plan, folder, shared, watch, options
         self.learner = plan.learner
-        self.keys = plan.step_keys()
-        self.work = plan.work()
+        self.keys = plan.compute_keys()
+        self.work = plan.list_work()
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
         self.reused: dict[str, Any] | None = None
@@ -65,17 +65,17 @@ class Attempt:
 
     # Taking up -----------------------------------------------------------------------------------------------
 
-    def recall(self) -> None:
+    def resume(self) -> None:
         """Go back to the last checkpoint, if there is one."""
         if (self.folder / "checkpoint" / saved.INFO).is_file():  # not so when the first one was cut off
             note = self.learner.restore(self.folder / "checkpoint", check_note)
             self.records, self.lines, self.reused = note["records"], note["lines"], note.get("reused")
         self.rewrite_metrics()
         self.watch.begin(self.work)
-        self.watch.before(self.lines, self.records)
+        self.watch.show_past(self.lines, self.records)
 
     @contextlib.contextmanager
-    def hearing_ctrl_c(self) -> Iterator[None]:
+    def catch_ctrl_c(self) -> Iterator[None]:
         """Ctrl-C stops at the end of the epoch, with a checkpoint, so that nothing is lost; a second one at once."""
         in_main = threading.current_thread() is threading.main_thread()  # signals belong to that one
         if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -94,7 +94,7 @@ class Attempt:
             signal.signal(signal.SIGINT, before)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def begin_step(self) -> Iterator[None]:
         """The next step: reused if it is shared, else computed while all other runs that share it wait."""
         if self.stopping:
             raise KeyboardInterrupt
@@ -108,7 +108,7 @@ class Attempt:
                     stack.enter_context(self.shared.claim(key, lambda: self.watch.say(words)))
                     if not self.learner.unfinished_:
                         self.reuse(self.shared)  # what came while this waited
-            spent = sum(line["seconds"] for line in self.ends_of_stages(self.t)) if self.learner.unfinished_ else 0.0
+            spent = sum(line["seconds"] for line in self.list_stage_ends(self.t)) if self.learner.unfinished_ else 0.0
             self.began = time.perf_counter() - spent
             self.waiting, self.training = time.perf_counter(), True
             yield
@@ -121,7 +121,7 @@ class Attempt:
             if not shared.has(key):
                 continue
             try:
-                note = self.learner.restore(shared.entry(key), partial(check_note, key=key))
+                note = self.learner.restore(shared.find_entry(key), partial(check_note, key=key))
             except DataError as error:
                 why = str(error).split(": delete")[0]  # which is done here
                 self.watch.say(f"computing a shared step again: {why}")
@@ -129,12 +129,12 @@ class Attempt:
                 continue
             # All of it, also of steps that this run did too: what follows belongs to that net and to no other.
             self.records, self.lines = note["records"], note["lines"]
-            under_way = sum(line["seconds"] for line in self.ends_of_stages(t))
+            under_way = sum(line["seconds"] for line in self.list_stage_ends(t))
             seconds = round(sum(r["seconds"] for r in self.records) + under_way, 3)
             self.reused = {"steps": [*range(t + 1)], "seconds": seconds, "key": key}
             self.rewrite_metrics()
             self.watch.say(f"steps 0 to {t} reused from the store (they had taken {duration(seconds)})")
-            self.watch.before(self.lines, self.records)
+            self.watch.show_past(self.lines, self.records)
             return
 
     # While it is trained -------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Attempt:
         if self.waiting is not None:  # the first batch: all before it was compiling and recording
             self.spent["preparing"] += time.perf_counter() - self.waiting
             self.waiting = None
-        self.watch.tick(self.t, fraction_done(self.work[self.t], self.learner.stage_, epochs))
+        self.watch.tick(self.t, compute_fraction_done(self.work[self.t], self.learner.stage_, epochs))
         if self.stopping and not self.warned:
             self.warned = True
             self.watch.say("stopping at the end of this epoch; Ctrl-C again stops at once")
@@ -155,7 +155,7 @@ class Attempt:
         assert e is not None, "this is called at the end of an epoch"
         self.trained = True
         line = {k: round(v, 6) if isinstance(v, float) else v for k, v in e._asdict().items()}
-        line["done"] = round(fraction_done(self.work[e.step], e.stage, e.epoch), 6)
+        line["done"] = round(compute_fraction_done(self.work[e.step], e.stage, e.epoch), 6)
         if self.options.evaluate_every and e.epoch % self.options.evaluate_every == 0:
             line["accuracy"] = self.measure(e.step)["top1"]
         self.lines.append(line)
@@ -165,7 +165,7 @@ class Attempt:
             self.save_checkpoint()
         if learner.chooses_next_:
             self.share(e)
-        self.watch.epoch(e)
+        self.watch.end_epoch(e)
         if self.stopping:
             self.save_checkpoint()
             raise KeyboardInterrupt
@@ -177,7 +177,7 @@ class Attempt:
             lines = [{k: v for k, v in line.items() if k != "accuracy"} for line in self.lines]
             note = {"key": key, "records": self.records, "lines": lines}
             try:
-                with self.timed("saving"):
+                with self.time_block("saving"):
                     self.shared.put(key, lambda folder: self.learner.save(folder, note))
             except OSError as error:  # sharing is a convenience; the run goes on without
                 self.watch.say(f"step {e.step} cannot be shared with other runs: {error}")
@@ -185,7 +185,7 @@ class Attempt:
     def end_step(self, t: int) -> None:
         """Measure, note and save."""
         accuracies = self.measure(t)
-        stages = self.ends_of_stages(t)
+        stages = self.list_stage_ends(t)
         by_stage = {line["stage"]: line["seconds"] for line in stages}
         training = by_stage.pop("train", 0.0)
         spent = {"": time.perf_counter() - self.began, "training_": training, "refitting_": sum(by_stage.values())}
@@ -194,17 +194,17 @@ class Attempt:
         mib = next((line["mib"] for line in stages if line["stage"] == "train"), None)
         self.records.append({"step": t, "classes": self.plan.edges(t)[1], **accuracies, **times, "training_mib": mib})
         self.spent.clear()
-        self.watch.confusion(self.confusion)
-        self.watch.step(self.records[-1])
+        self.watch.show_confusion(self.confusion)
+        self.watch.end_step(self.records[-1])
         if t + 1 < len(self.plan.sizes):
             self.save_checkpoint()
 
-    def ends_of_stages(self, t: int) -> list[dict[str, Any]]:
+    def list_stage_ends(self, t: int) -> list[dict[str, Any]]:
         """The last line of each stage of step t so far."""
         return list({line["stage"]: line for line in self.lines if line["step"] == t}.values())
 
     @contextlib.contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def time_block(self, what: str) -> Iterator[None]:
         """Note how long the block takes."""
         began = time.perf_counter()
         try:
@@ -215,7 +215,7 @@ class Attempt:
     def save_checkpoint(self) -> None:
         """Save all that resuming needs."""
         note = {"records": self.records, "lines": self.lines, "reused": self.reused}
-        with self.timed("saving"):
+        with self.time_block("saving"):
             self.learner.save(self.folder / "checkpoint", note)
         self.saved = time.monotonic()
 
@@ -228,21 +228,21 @@ class Attempt:
         """Accuracies after step t, on the test (or validation) images of all classes so far."""
         _, now = self.plan.edges(t)
         test = self.plan.test
-        with self.timed("evaluating"):
-            where = test.positions(0, now)
+        with self.time_block("evaluating"):
+            where = test.find_positions(0, now)
             z, y = self.learner.logits_at(test.x, where), test.y[where]
             self.confusion = confusion_matrix(z, y, now)
-            return summary(z, y, self.plan.sizes[: t + 1])
+            return summarise(z, y, self.plan.sizes[: t + 1])
 
-    def result(self) -> Result:
+    def make_result(self) -> Result:
         """What `result.json` holds."""
         plan, records = self.plan, self.records
-        machine = {**plan.machine, **hardware(self.learner.device_)}
+        machine = {**plan.machine, **describe_hardware(self.learner.device_)}
         return {
             "format": 1,
             **{name: value for name, value in plan.settings.items() if name != "data"},  # it is in `resolved`
             "machine": {**machine, "engine": self.learner.engine_used_ if self.trained else None},
-            "versions": versions(),
+            "versions": list_versions(),
             "average_incremental_accuracy": float(np.mean([r["top1"] for r in records])),
             "average_incremental_accuracy_top5": float(np.mean([r["top5"] for r in records])),
             "final": {k: records[-1][k] for k in ("top1", "top5", "base", "new")},
@@ -250,7 +250,7 @@ class Attempt:
             "alpha": self.learner.alphas_,
             "steps": records,
             "confusion": self.confusion.tolist(),
-            "resolved": plan.resolved(),
+            "resolved": plan.describe_stages(),
             "reused": self.reused,
             "seconds": round(sum(r["seconds"] for r in records), 3),
         }

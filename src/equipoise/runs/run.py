@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .. import files
 from ..learner import saved
-from .folder import FILES, check_run_folder, claim_run_folder, find_result, locked
+from .folder import FILES, check_run_folder, claim_run_folder, find_result, lock_folder
 from .plan import Prepared, prepare
 from .progress import Watch
 from .record import Result
@@ -39,22 +39,22 @@ def run(
     plan = prepare(run, machine, options.data)
     if (recorded := find_result(folder, plan.settings)) is not None:
         return recorded
-    with locked(folder):
+    with lock_folder(folder):
         if (recorded := find_result(folder, plan.settings)) is not None:  # of another process, meanwhile
             return recorded
         claim_run_folder(folder)
-        attempt = Attempt(plan, folder, shared_steps(plan, options, watch), watch, options)
-        clean(folder)
+        attempt = Attempt(plan, folder, open_shared_steps(plan, options, watch), watch, options)
+        remove_leftovers(folder)
         files.write_json(folder / "run.json", plan.settings)
-        with attempt.hearing_ctrl_c():
-            attempt.recall()
+        with attempt.catch_ctrl_c():
+            attempt.resume()
             while (t := attempt.t) < len(plan.sizes):
-                with attempt.turn():  # which may take over more than this step
+                with attempt.begin_step():  # which may take over more than this step
                     t = attempt.t
                     classes = range(*plan.edges(t))
                     plan.learner.learn(plan.train, classes, attempt.at_epoch_end, attempt.tick, verbose=False)
                 attempt.end_step(t)
-        result = attempt.result()
+        result = attempt.make_result()
         labels: dict[Hashable, Hashable] = dict(enumerate(plan.order))
         plan.learner.own_exemplars(plan.train).rename(labels).save(folder / "model")
         files.write_json(folder / "result.json", result)
@@ -62,11 +62,11 @@ def run(
         return result
 
 
-def shared_steps(plan: Prepared, options: Options, watch: Watch) -> SharedSteps | None:
+def open_shared_steps(plan: Prepared, options: Options, watch: Watch) -> SharedSteps | None:
     """Where steps are shared; None where none can be."""
     if options.store is None:
         return None
-    if "" in plan.step_keys():
+    if "" in plan.compute_keys():
         watch.say("steps are not shared: the source of the method is not in a file")
         return None
     shared = SharedSteps(options.store)
@@ -74,7 +74,7 @@ def shared_steps(plan: Prepared, options: Options, watch: Watch) -> SharedSteps 
     return shared
 
 
-def clean(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a process that was killed left half written, and refuse what would be in the way after training."""
     files.remove_partials(folder, FILES)
     for inside in (folder / "checkpoint", folder / "model"):

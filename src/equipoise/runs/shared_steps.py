@@ -17,14 +17,14 @@ from .. import files
 from ..learner import saved
 
 
-def default_store() -> Path:
+def find_default_store() -> Path:
     """Where shared steps are kept unless told otherwise."""
     return Path(os.environ.get("EQUIPOISE_STORE") or Path.home() / ".cache" / "equipoise" / "store")
 
 
-def store_folder(said: str | None) -> Path | None:
+def parse_store(said: str | None) -> Path | None:
     """Where steps are shared, by what was said: a folder, nowhere (`none`), or nothing, for where they usually are."""
-    return None if said == "none" else Path(said) if said else default_store()
+    return None if said == "none" else Path(said) if said else find_default_store()
 
 
 class SharedSteps:
@@ -33,17 +33,17 @@ class SharedSteps:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def entry(self, key: str) -> Path:
+    def find_entry(self, key: str) -> Path:
         """The folder of one state."""
         return self.folder / key[:2] / key
 
     def has(self, key: str) -> bool:
         """Whether that state is here, whole."""
-        return (self.entry(key) / saved.INFO).is_file()
+        return (self.find_entry(key) / saved.INFO).is_file()
 
     def claim(self, key: str, on_wait: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
         """The right to compute a state. While another process has it, this waits, and calls `on_wait` once."""
-        path = self.entry(key).with_suffix(".lock")
+        path = self.find_entry(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         return files.Lease(path).hold(on_wait)
 
@@ -55,21 +55,21 @@ class SharedSteps:
 
     def put(self, key: str, save: Callable[[Path], None]) -> None:
         """Keep a state, which `save` writes into a folder: under another name, then renamed. The first one stays."""
-        partial = self.entry(key).with_name(f".{key}.{os.getpid()}{files.PARTIAL}")
+        partial = self.find_entry(key).with_name(f".{key}.{os.getpid()}{files.PARTIAL}")
         try:
             save(partial)
             try:
-                partial.rename(self.entry(key))
+                partial.rename(self.find_entry(key))
             except OSError:
                 if not self.has(key):  # what is in the way is not a state, but what is left of one
                     self.drop(key)
-                    partial.rename(self.entry(key))
+                    partial.rename(self.find_entry(key))
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
     def drop(self, key: str) -> None:
         """Forget a state, for instance a corrupt one; at once, whoever else is looking at it."""
-        aside = self.entry(key).with_name(f".{key}.{os.getpid()}.dropped")
+        aside = self.find_entry(key).with_name(f".{key}.{os.getpid()}.dropped")
         with contextlib.suppress(FileNotFoundError):
-            self.entry(key).rename(aside)
+            self.find_entry(key).rename(aside)
         shutil.rmtree(aside, ignore_errors=True)

@@ -21,7 +21,7 @@ EVENTS = f"events.out.tfevents.*{SUFFIX}"
 """the names of our files: TensorBoard's own, and an ending that tells them from others"""
 
 
-def summary_writer() -> Any:
+def import_summary_writer() -> Any:
     """TensorBoard's writer, if it is installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -36,36 +36,36 @@ class TensorBoard(Watch):
     since then."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.open = folder / "tensorboard", summary_writer()
+        self.folder, self.open = folder / "tensorboard", import_summary_writer()
         check_folder(self.folder, "tensorboard", [EVENTS])
         self.writer: Any = None
 
-    def before(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
+    def show_past(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
         """Begin anew, with what is known already."""
         self.close()
         claim_folder(self.folder, "tensorboard", [EVENTS])
         remove_files(self.folder, [EVENTS])
         self.writer = self.open(str(self.folder), filename_suffix=SUFFIX)
         for line in lines:
-            self.epoch(Epoch(**{name: line[name] for name in Epoch._fields}))
+            self.end_epoch(Epoch(**{name: line[name] for name in Epoch._fields}))
         for record in records:
-            self.step(record)
+            self.end_step(record)
 
-    def epoch(self, e: Epoch) -> None:
+    def end_epoch(self, e: Epoch) -> None:
         """The scalars of an epoch, by the number of epochs of that stage so far."""
         at, stage = e.step * e.epochs + e.epoch, "training" if e.stage == "train" else e.stage
         for name in ("loss", "lr", "alpha", "images_per_second"):
             if (value := getattr(e, name)) is not None:
                 self.writer.add_scalar(f"{stage}/{name}", value, at)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def end_step(self, record: dict[str, Any]) -> None:
         """The accuracies after a step, by the number of classes."""
         for name in SCALARS:
             if record[name] is not None:
                 self.writer.add_scalar(f"accuracy/{name}", record[name], record["classes"])
         self.writer.flush()
 
-    def confusion(self, counts: Tensor) -> None:
+    def show_confusion(self, counts: Tensor) -> None:
         """The confusion matrix after a step, log(1 + x), true classes down."""
         shown = np.log1p(counts.cpu().numpy().astype(np.float32))
         self.writer.add_image("confusion", shown / max(shown.max(), 1e-9), len(counts), dataformats="HW")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from ..errors import BusyError, first_line, sentence
-from .folder import ERROR, LOG, WARNINGS, claim_run_folder, is_locked, last_epoch
+from ..errors import BusyError, describe_error, get_first_line
+from .folder import ERROR, LOG, WARNINGS, claim_run_folder, is_locked, read_last_epoch
 from .mps import PRIORITY, YIELDING
 from .progress import Both, PlainWatch, Watch
 from .queue import START, Job, Work, conclude
@@ -43,7 +43,7 @@ BUSY = 3
 log = logging.getLogger("equipoise")
 
 
-def gpu_for(slot: int) -> str | None:
+def choose_gpu(slot: int) -> str | None:
     """What CUDA_VISIBLE_DEVICES is to be for the worker in a slot, equally many for each GPU; None to leave it.
 
     Of those that the user lists, torch counts the ones before the first that is not there.
@@ -67,8 +67,8 @@ def start_process(run: Work, job: Job, on: Local, slot: int, here: str, yields: 
     if not is_locked(job.folder):
         for name in (ERROR, WARNINGS):
             (job.folder / name).unlink(missing_ok=True)
-    job.reached = max(job.reached, furthest_epoch(job.folder))
-    gpu = gpu_for(slot) if job.machine.device in ("auto", "cuda") else None  # cuda:1 is a number among all
+    job.reached = max(job.reached, read_furthest(job.folder))
+    gpu = choose_gpu(slot) if job.machine.device in ("auto", "cuda") else None  # cuda:1 is a number among all
     said = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     if yields and PRIORITY not in os.environ:
         said[PRIORITY] = YIELDING
@@ -91,7 +91,7 @@ def conclude_try(job: Job, code: int | None) -> bool:
     with contextlib.suppress(OSError):
         reason = (job.folder / ERROR).read_text(errors="replace").strip() or reason
     if code != FINAL:
-        now = furthest_epoch(job.folder)
+        now = read_furthest(job.folder)
         if now > job.reached:  # whatever ended it, the try was not in vain
             job.reached, job.tries = now, 0
         if job.tries < TRIES:
@@ -102,9 +102,9 @@ def conclude_try(job: Job, code: int | None) -> bool:
     return True
 
 
-def furthest_epoch(folder: Path) -> tuple[int, float]:
+def read_furthest(folder: Path) -> tuple[int, float]:
     """The step that the run of a folder has come to, and how much of it is done."""
-    epoch = last_epoch(folder)
+    epoch = read_last_epoch(folder)
     return START if epoch is None else (epoch["step"], epoch["done"])
 
 
@@ -121,7 +121,7 @@ def work(run: Work, job: Job, on: Local, told: Mapping[str, str]) -> None:
         log.addHandler(handler)
 
     def give_up(error: BaseException, code: int) -> NoReturn:
-        said = sentence(error, "--batch or --workers") or first_line(error) or repr(error)
+        said = describe_error(error, "--batch or --workers") or get_first_line(error) or repr(error)
         (folder / ERROR).write_text(said + "\n")
         traceback.print_exc(file=words)
         sys.exit(code)

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 
 from ..engine.device import resolve_device
-from ..errors import UsageError, sentence
-from .environment import cores
+from ..errors import UsageError, describe_error
+from .environment import count_cores
 from .folder import is_locked
-from .mps import multi_process_service
+from .mps import run_mps
 from .queue import Job, Tell, Work, conclude, find_critical, has_base
 from .settings import Options
-from .tensorboard import summary_writer
+from .tensorboard import import_summary_writer
 from .worker import BUSY, conclude_try, read_warnings, start_process
 
 LOOK = 1.0
@@ -36,9 +36,9 @@ LOOK = 1.0
 log = logging.getLogger("equipoise")
 
 
-def default_workers() -> int:
+def count_default_workers() -> int:
     """Four runs for each GPU, which a single one cannot fill; without one, a run for each core."""
-    return 4 * torch.cuda.device_count() if torch.cuda.is_available() else cores()
+    return 4 * torch.cuda.device_count() if torch.cuda.is_available() else count_cores()
 
 
 class Worker(NamedTuple):
@@ -54,7 +54,7 @@ class Worker(NamedTuple):
 class Local:
     """This machine: so many runs at a time, each with so many CPU threads."""
 
-    workers: int = field(default_factory=default_workers)
+    workers: int = field(default_factory=count_default_workers)
     threads: int = 1
     options: Options = Options()
     tensorboard: bool = False
@@ -63,7 +63,7 @@ class Local:
         if self.workers < 1:
             raise UsageError(f"workers must be 1 or more, not {self.workers}")
         if self.tensorboard:
-            summary_writer()  # that it cannot be had is said before anything is computed
+            import_summary_writer()  # that it cannot be had is said before anything is computed
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
         """Do these jobs; each ends with a result or a failure.
@@ -71,10 +71,10 @@ class Local:
         One that another queue or a `run` is at work at is waited for, and done only if that ends without a result.
         """
         crew = Crew(self, run, jobs)
-        with multi_process_service():
+        with run_mps():
             try:
                 while crew.waiting or crew.busy:
-                    crew.look_around()
+                    crew.update_waiting()
                     crew.start_jobs()
                     time.sleep(0.05)
                     crew.collect()
@@ -107,13 +107,13 @@ class Crew:
         self.warned: set[str] = set()
         self.looked = -math.inf
 
-    def look_around(self) -> None:
+    def update_waiting(self) -> None:
         """See now and then which jobs have been done meanwhile, and which somebody else is at work at."""
         if time.monotonic() - self.looked < LOOK:
             return
         for job in self.waiting:
             conclude(job)
-        self.waiting = [job for job in self.waiting if not job.over]
+        self.waiting = [job for job in self.waiting if not job.is_over]
         self.elsewhere = [job for job in self.waiting if is_locked(job.folder)]
         for job in self.elsewhere:
             self.warn_once(f"{job.folder}: another process is at work there; waiting for it")
@@ -143,7 +143,7 @@ class Crew:
                     process = start_process(self.run, chosen, self.on, slot, self.device, yields)
                     self.busy.append(Worker(chosen, process, slot))
             except (OSError, UsageError) as error:  # a foreign file, a full disk: this job alone
-                chosen.failure = sentence(error)
+                chosen.failure = describe_error(error)
 
     def collect(self) -> None:
         """Note how processes ended, and put back the jobs that are to be tried again."""

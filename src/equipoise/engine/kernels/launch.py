@@ -24,7 +24,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def compile_together() -> Iterator[None]:
     """Within the block kernels are not run; at its end all that were asked for are compiled, on all cores.
 
     What the block computes is nonsense: whoever uses this puts everything back as it was.

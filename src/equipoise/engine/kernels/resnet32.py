@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...nets import Net
-from ..cuda_graph import Aside
+from ..cuda_graph import SideStream
 from . import triton as K
 from .launch import launch
-from .tiles import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, at_a_time, cdiv, fit_patch, paired
+from .tiles import INPUT, LIGHT, WEIGHT, Group, Layer, Pass, Plan, cdiv, count_at_a_time, count_paired_pixels, fit_patch
 
 MOMENTUM = 0.1
 """of batch norms, as torch has it"""
@@ -29,7 +29,7 @@ class Training:
     def __init__(self, net: Net, dtype: torch.dtype = torch.bfloat16) -> None:
         self.plan = Plan(net, dtype)
         self.counts: dict[tuple[int, int, int], Tensor] = {}
-        self.aside = Aside(net.mean.device, "weights")
+        self.aside = SideStream(net.mean.device, "weights")
 
     def __call__(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The embedding and the stage outputs of a batch of uint8 images."""
@@ -123,7 +123,7 @@ class Function(torch.autograd.Function):
         gammas, device = given[1::3], image.device
         sums_g = torch.zeros_like(sums)
         dh, *rest = wanted
-        extras = {end: rows(d, plan.dtype) for end, d in zip(plan.ends, rest) if d is not None}
+        extras = {end: to_rows(d, plan.dtype) for end, d in zip(plan.ends, rest) if d is not None}
         parts = Parts(way, device)
         alive: list[Tensor] = []  # what is read aside must not be overwritten meanwhile
 
@@ -144,7 +144,7 @@ class Function(torch.autograd.Function):
         def weight_gradient(layer: Layer, x: Tensor, dy: Tensor) -> None:
             inside, outside, window, stride = layer.shape
             tile, _, warps, _ = WEIGHT[inside]
-            pair = paired(layer)
+            pair = count_paired_pixels(layer)
             wide = 4 * inside if window == 3 and inside < 64 else inside
             room = parts.of(layer)
             shares = len(room) // pair
@@ -173,7 +173,7 @@ class Function(torch.autograd.Function):
                 dy if extra is None else extra, x, ys[b], ys[bs], g, sums_g[b], sums_g[bs], len(g),
                 *way.sides(layer), inside, outside, stride, SHORT=dys is not None, SAME=same is not None,
                 EXTRA=extra is not None, RELU=relu, BELOW=below_short is not None,
-                BM=tile // (tall * wide), BN=inside * tall * wide, BK=at_a_time(outside, 3), AHEAD=ahead,
+                BM=tile // (tall * wide), BN=inside * tall * wide, BK=count_at_a_time(outside, 3), AHEAD=ahead,
                 TALL=tall, WIDE=wide, num_warps=warps,
             )  # fmt: skip
             return g
@@ -211,7 +211,7 @@ class Function(torch.autograd.Function):
         grads: list[Tensor | None] = [None, None]
         for layer in plan.layers:
             k, w = layer.index, given[3 * layer.index]
-            grads += [like(parts.sums[k], w), d_gamma[k, : len(w)], d_beta[k, : len(w)]]
+            grads += [lay_out_like(parts.sums[k], w), d_gamma[k, : len(w)], d_beta[k, : len(w)]]
         return tuple(grads)
 
 
@@ -222,12 +222,12 @@ def split(saved: list[Tensor], *lengths: int) -> Iterator[list[Tensor]]:
         saved = saved[length:]
 
 
-def rows(d: Tensor, dtype: torch.dtype) -> Tensor:
+def to_rows(d: Tensor, dtype: torch.dtype) -> Tensor:
     """A gradient at a stage output, as rows of channels."""
     return d.permute(0, 2, 3, 1).to(dtype).contiguous()
 
 
-def like(d: Tensor, w: Tensor) -> Tensor:
+def lay_out_like(d: Tensor, w: Tensor) -> Tensor:
     """A gradient (out, row, column, in), laid out in memory as the weights are."""
     d = d[..., : w.shape[1]].contiguous()
     if w.permute(0, 2, 3, 1).is_contiguous():
@@ -243,7 +243,7 @@ class Parts:
         for layer in way.plan.layers:
             inside, outside, window, _ = layer.shape
             tile, most, _, _ = WEIGHT[inside]
-            pair = paired(layer)
+            pair = count_paired_pixels(layer)
             key = (pair * min(most, cdiv(way.pixels(layer), tile * pair)), outside, window, window, inside)
             self.members.setdefault(key, []).append(layer.index)
         self.room = {key: torch.empty(len(who), *key, device=device) for key, who in self.members.items()}

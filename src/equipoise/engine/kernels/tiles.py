@@ -131,7 +131,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def at_a_time(channels: int, window: int) -> int:
+def count_at_a_time(channels: int, window: int) -> int:
     """How many numbers of a row of the window are multiplied at a time: all of a row of 16s, 64 in a patch."""
     return channels if window == 1 or channels > 16 else 4 * channels
 
@@ -142,7 +142,7 @@ def fit_patch(asked: Patch, layer: Layer) -> Patch:
     return asked if inside == outside and window == 3 and stride == 1 else (1, 1)
 
 
-def paired(layer: Layer) -> int:
+def count_paired_pixels(layer: Layer) -> int:
     """How many pixels give a gradient of weights at a time."""
     return fit_patch((1, WEIGHT[layer.shape[0]][3]), layer)[1]
 
@@ -208,7 +208,7 @@ class Pass:
             x, w, y, y if sums is None else sums, y if bias is None else bias, y if residual is None else residual,
             pixels, *self.sides(layer), inside, outside, window, stride,
             SUMS=sums is not None, BIAS=bias is not None, RESIDUAL=residual is not None, RELU=relu,
-            BM=tile // (tall * wide), BN=outside * tall * wide, BK=at_a_time(inside, window), AHEAD=ahead,
+            BM=tile // (tall * wide), BN=outside * tall * wide, BK=count_at_a_time(inside, window), AHEAD=ahead,
             TALL=tall, WIDE=wide, num_warps=warps,
         )  # fmt: skip
         return y
