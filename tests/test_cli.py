@@ -421,7 +421,7 @@ def test_joint_training_keeps_everything_unless_told_otherwise(capsys):
     assert parsed("joint", "--memory", "5").run.protocol.memory == "5"
     assert parsed("lucir").run.protocol.memory == "20"
     assert run_command(["run", "joint", "--dataset", "digits", "--memory", "20"]) == 2
-    assert "needs all images, and here the memory keeps 20: use --memory all" in capsys.readouterr().err
+    assert "needs all images in memory, which keeps 20: use --memory all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("memory", ["5", "total:40", "0"])
@@ -832,10 +832,10 @@ BAD_SETTINGS = [
     bad("standard", "--lambda-c", "5", says=["--lambda-c belongs to the method podnet, not to the method il-baseline"]),
     bad("standard", "--no-imprint", says=["--no-imprint belongs to the method lucir, not to the method il-baseline"]),
     bad("balanced-finetuning", "--finetune-epochs", "0", says=["finetune-epochs must be 1 or more"]),
-    *(bad("meta", says=["meta", "at least 2 image(s) of every", f" {v}:"], memory=v) for v in ("0", "1")),
+    *(bad("meta", says=["meta", "at least 2 images of every", f" {v}:"], memory=v) for v in ("0", "1")),
     # Enough for 8 old classes, and for 4, but not for 9.
-    bad("meta", says=["meta", "at least 2 image(s) of every", " 1:"], memory="total:17"),
-    bad("meta", says=["meta", "at least 2 image(s) of every", " 0:"], memory="total:8"),
+    bad("meta", says=["meta", "at least 2 images of every", " 1:"], memory="total:17"),
+    bad("meta", says=["meta", "at least 2 images of every", " 0:"], memory="total:8"),
     bad("standard", "--validation", "0.001", says=["validation 0.001 sets aside 0 of the 140", "'0'", "at least 1"]),
     bad("standard", "--validation", "0.99", says=["validation 0.99 sets aside 139 of the 140", "leave at least 2"]),
     *(bad("relaxed", "--epsilon", v, says=["epsilon 0", "memory 0"]) for v in ("0", "0%", "0.0")),
@@ -1168,7 +1168,7 @@ def test_a_full_disk_loses_nothing(capsys, monkeypatch, straight, where):
     monkeypatch.setattr(os, "fsync", full)
     said = refused(capsys, 1, *SHORT, "--store", "store", "--out", "run")
     assert len(failed) == 1
-    assert "no space left" in said and "the same command goes on" in said
+    assert "no space left" in said and "repeat the command to resume" in said
     assert not Path(failed[0]).exists()
     hidden = {p.name for folder in ("run", "store") for p in Path(folder).rglob(".*")}
     assert hidden <= {".lock", MANIFEST}  # no debris
@@ -1254,7 +1254,7 @@ def test_a_gpu_that_is_lost_before_the_first_checkpoint(capsys, monkeypatch):
 def test_a_gpu_without_room_says_what_to_lower(capsys, monkeypatch, error):
     fail_at(monkeypatch, 3, error)
     said = refused(capsys, 1, *SHORT, "--out", "run")
-    assert said.startswith("equipoise: the GPU is out of memory: lower --batch, or free the GPU of other processes")
+    assert said.startswith("equipoise: the GPU is out of memory: lower --batch, or stop other processes on the GPU")
 
 
 def test_a_runtime_error_of_another_kind_is_a_fault_of_ours(capsys, monkeypatch):

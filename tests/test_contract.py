@@ -107,7 +107,7 @@ TAKES: dict[str, set[str]] = {
 def refused(method: str, remedy: Remedy, memory: Any) -> str | None:
     """What the refusal of this combination speaks of, if it is one."""
     if remedy.name not in TAKES[method]:
-        return f"remedy {remedy.name} does not go with {method}, which takes standard"
+        return f"{method} does not support the remedy {remedy.name} "
     none = memory in (0, "total:0")
     if isinstance(remedy, Meta) and (none or memory in (1, "total:1")):
         return "remedy meta needs at least 2 image"

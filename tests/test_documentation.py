@@ -89,7 +89,7 @@ def test_the_method_in_stages_trains_and_freezes_what_it_says(toys: Any, tmp_pat
     assert (shifted.predict(x) >= 5).sum() < (bare.predict(x) >= 5).sum()
     shifted.save(tmp_path / "shifted")
     assert torch.equal(Learner.load(tmp_path / "shifted").logits(x), z)
-    with pytest.raises(UsageError, match="shifted, which takes standard: it corrects"):
+    with pytest.raises(UsageError, match=r"shifted does not support the remedy balanced .it corrects"):
         Learner(toys.Shifted(Balanced()), memory=5)
     with pytest.raises(UsageError, match="at least 2"):
         Learner(toys.Shifted(), memory=1)

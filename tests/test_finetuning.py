@@ -266,7 +266,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("method", "memory"), REFUSED)
 def test_fine_tuning_that_would_not_be_done_is_refused(method: Method, memory: int) -> None:
-    with pytest.raises(UsageError, match=r"^fine-tuning is on the memory, .* memory above 0$") as caught:
+    with pytest.raises(UsageError, match=r"^fine-tuning has no effect here: .* memory above 0$") as caught:
         Learner(method, memory)
     assert "\n" not in str(caught.value)
     Learner(method.with_remedy(ClassOversampling()), 4)

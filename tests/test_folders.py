@@ -150,7 +150,7 @@ def test_a_report_refuses_a_folder_of_others(
 ) -> None:
     folder = records()
     write(f"mine/{name}")
-    monkeypatch.setattr("equipoise.report.recorded", lambda *words: pytest.fail("records are read"))
+    monkeypatch.setattr("equipoise.report.load_records", lambda *words: pytest.fail("records are read"))
     said = refused(capsys, "report", str(folder), "--out", "mine")
     assert said.startswith(f"mine holds {name.split('/')[0]}, which equipoise did not write")
 
@@ -312,7 +312,7 @@ def test_settings_of_a_wrong_kind_are_refused(settings: Any, capsys: pytest.Capt
 
 
 def test_a_nul_in_a_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "has a NUL in it" in refused(capsys, "run", *BRIEF, "--out", "a\0b")
+    assert "contains NUL" in refused(capsys, "run", *BRIEF, "--out", "a\0b")
 
 
 def test_a_record_by_itself_is_returned_and_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1021,14 +1021,14 @@ def test_it_does_what_it_says() -> None:
 
 @pytest.mark.parametrize("kind", [LUCIR, Mine, Deep, Named])
 def test_a_subclass_with_its_parents_name_is_refused(kind: type[Method]) -> None:
-    words = f"is called '{kind.name}' like a method that there is: give it a name of its own"
+    words = f"is named '{kind.name}' like an existing method: give it another name"
     with pytest.raises(UsageError, match=words):
         type("Other", (kind,), {"name": kind.name, "__module__": __name__})
     if kind.name == kind.__name__.lower():
         with pytest.raises(UsageError, match=words):
             type(kind.__name__, (kind,), {"__module__": __name__})
     if kind in (Deep, Named):
-        with pytest.raises(UsageError, match="is called 'lucir' like a method that there is"):
+        with pytest.raises(UsageError, match="is named 'lucir' like an existing method"):
             type("Other", (kind,), {"name": "lucir", "__module__": __name__})
 
 

@@ -260,7 +260,7 @@ def test_it_fine_tunes_only_if_asked_and_after_the_base_step(epochs: int, seen: 
     ("remedy", "memory"), [(Balanced(), 4), (Relaxed(), 4), (Meta(), 4), (BalancedFinetuning(), 4), (Standard(), 0)]
 )
 def test_fine_tuning_that_would_not_be_done_is_refused(remedy: Remedy, memory: int) -> None:
-    with pytest.raises(UsageError, match=r"^fine-tuning is on the memory, with the standard loss, .*memory above 0$"):
+    with pytest.raises(UsageError, match=r"^fine-tuning has no effect here: .*memory above 0$"):
         Learner(LUCIR(remedy, finetune=Finetune(20)), memory)
     Learner(LUCIR(remedy), memory)
 

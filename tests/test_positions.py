@@ -86,7 +86,7 @@ def test_a_host_keeps_all_its_ways(host: Method) -> None:
 
 def test_what_the_stages_of_a_host_would_ignore_is_refused() -> None:
     for name in ("recipe", "finetuning", "refinements", "trained"):
-        with pytest.raises(UsageError, match=f"Own has {name} of its own: give it stages too"):
+        with pytest.raises(UsageError, match=f"Own overrides {name}, which has no effect: override stages too"):
             type("Own", (Around,), {name: getattr(ILBaseline, name)})
     type("Own", (Around,), {"name": "own", "recipe": ILBaseline.recipe, "stages": ILBaseline.stages})
 
@@ -101,7 +101,7 @@ def test_a_method_around_another_has_needs_of_its_own() -> None:
     with pytest.raises(UsageError, match="hungry needs at least 4 image"):
         Learner(Hungry(host=ILBaseline()), memory=3)
     Learner(Hungry(host=ILBaseline()), memory=4)
-    with pytest.raises(UsageError, match="remedy balanced does not go with plain"):
+    with pytest.raises(UsageError, match="plain does not support the remedy balanced"):
         Learner(Plain(host=ILBaseline(Balanced())))
 
 
@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_taken_is_refused_wherever_it_comes_from() -> None:
-    with pytest.raises(UsageError, match="is called 'bic' like a method that there is"):
+    with pytest.raises(UsageError, match="is named 'bic' like an existing method"):
         type("BiC", (Method,), {"__module__": "elsewhere"})
 
 

@@ -221,7 +221,7 @@ def test_a_shared_base_step_is_the_same_step() -> None:
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="shrinkage"):
         SLDA(shrinkage=0)
-    with pytest.raises(UsageError, match="remedy class-oversampling does not go with ncm, which takes standard or"):
+    with pytest.raises(UsageError, match=r"ncm does not support the remedy class-oversampling .*: use standard or"):
         Learner(NCM(ClassOversampling()), memory=5)
     assert NCM().with_remedy(Balanced()).at_base() == ILBaseline()
 
@@ -240,7 +240,7 @@ def test_joint_training_begins_anew_on_everything() -> None:
     assert first is not None and net is not None and learner.exemplars_ is not None
     assert len(learner.exemplars_.y) == 120 and torch.equal(net.mean, first.mean)
     assert (learner.predict(x) == y.numpy()).mean() > 0.95
-    with pytest.raises(UsageError, match="joint needs all images, and here the memory keeps 20: use --memory all"):
+    with pytest.raises(UsageError, match="joint needs all images in memory, which keeps 20: use --memory all"):
         Learner(Joint(), memory=20)
     with pytest.raises(UsageError, match="all images of all classes are balanced"):
         Learner(Joint(Balanced()), memory="all")

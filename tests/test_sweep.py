@@ -414,7 +414,7 @@ def test_what_a_gpu_says_is_put_in_a_sentence(tmp_path: Path, monkeypatch: pytes
     jobs = [job_of(Run(one, Data("digits"), recipe=QUICK), tmp_path / str(i)) for i, one in enumerate(methods)]
     map(run, jobs, Local(workers=2))
     said = [job.failure or "" for job in jobs]
-    assert said[0].startswith("the GPU is out of memory: lower --batch or --workers, or free the GPU")
+    assert said[0].startswith("the GPU is out of memory: lower --batch or --workers, or stop other processes")
     assert said[1].startswith("the GPU failed (CUDA error: unspecified launch failure): ")
     for job, words in zip(jobs, said):
         assert (job.folder / "error.txt").read_text() == f"{words}\n"  # one line

@@ -60,7 +60,7 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: torch takes seconds, in which Ctrl-C should already be heard."""
+    """Import a public name when it is first used: importing torch takes seconds."""
     if name in __all__:
         for home in _HOMES:
             module = importlib.import_module(f".{home}", __name__)

@@ -7,12 +7,12 @@ import sys
 
 
 def main() -> None:
-    """Run the command and exit: 0 when done, 2 for a mistake in usage, 1 for everything else."""
+    """Run the command; exit with 0 for success, 2 for a usage error, 1 for any other error."""
     try:
         from .cli import run_command
 
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal or a file that has no α shows a question mark
+            sys.stdout.reconfigure(errors="replace")  # an encoding without α prints a question mark
         code = run_command(sys.argv[1:])
     except KeyboardInterrupt:
         code = 1

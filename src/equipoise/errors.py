@@ -1,7 +1,7 @@
-"""What can go wrong, said to the person who reads it: every message is one sentence with a way out.
+"""Errors. A message is one sentence: what is wrong, where, and what to do.
 
-`UsageError` is a mistake in what was asked for (exit code 2 at the command line, and a `ValueError` in Python);
-every other `EquipoiseError` is something about the machine or its files (exit code 1).
+`UsageError` is a mistake of the user (exit code 2 at the command line, a `ValueError` in Python); every other
+`EquipoiseError` is a problem of the machine or its files (exit code 1).
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from collections.abc import Iterable, Mapping
 
 
 class EquipoiseError(Exception):
-    """The common ancestor: catching it catches everything that Equipoise says about bad input."""
+    """The base class of all errors that Equipoise raises itself."""
 
 
 class UsageError(EquipoiseError, ValueError):
-    """What was asked for cannot be done: a setting out of range, labels that do not fit, an unknown name."""
+    """Invalid input: a setting out of range, labels that do not fit, an unknown name."""
 
 
 class DataError(EquipoiseError):
-    """A file is missing, truncated, corrupt or not what its name says."""
+    """A file is missing, damaged or of the wrong kind."""
 
 
 class RunError(EquipoiseError):
-    """A run cannot go on: its folder is in use or belongs to other settings, or training diverged."""
+    """A run cannot continue: its folder is in use or belongs to other settings, or training diverged."""
 
 
 class DivergedError(RunError):
     """Training diverged."""
 
     def __init__(self, words: str, settings: Mapping[str, str]) -> None:
-        """`settings` are to be lowered: as they are written in Python, each with its flag."""
+        """`settings` are those to lower: from the Python argument to the flag."""
         super().__init__(f"{words}; lower {' or '.join(settings)}")
         self.with_flags = f"{words}; lower {' or '.join(settings.values())}"
 
 
 class BusyError(RunError):
-    """Another process is at work in a run's folder."""
+    """Another process is using the folder of a run."""
 
 
 def make_unknown_error(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """An unknown name, with the nearest known one and the list of all; of very many, those that are nearest."""
+    """The error for an unknown name: it suggests the nearest known name and lists the known ones (at most 20)."""
     by_low = {one.lower(): one for one in sorted(known)}
     close = find_nearest(name, by_low.values())
     hint = f"did you mean {close!r}? " if close else ""
@@ -51,11 +51,11 @@ def make_unknown_error(what: str, name: str, known: Iterable[str]) -> UsageError
     names = [by_low[one] for one in listed]
     names += [f"and {len(by_low) - len(listed)} more"] if len(listed) < len(by_low) else []
     between = "; " if any("," in one for one in listed) else ", "
-    return UsageError(f"unknown {what} {name!r}: {hint}There is: {between.join(names)}")
+    return UsageError(f"unknown {what} {name!r}: {hint}Known: {between.join(names)}")
 
 
 def find_nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one; None if none is."""
+    """The known name most similar to this one; None if none is similar."""
     by_low = {one.lower(): one for one in sorted(known)}
     close = difflib.get_close_matches(name.lower(), by_low, n=1)
     return by_low[close[0]] if close else None
@@ -71,7 +71,7 @@ def check(
     below: float | None = None,
     whole: bool = False,
 ) -> None:
-    """Refuse a setting that is not a finite number within its bounds, or not a whole one where it must be."""
+    """Refuse a setting that is not a finite number within bounds; `whole`: nor an integer."""
     kind = numbers.Integral if whole else numbers.Real
     if isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value):
         x = float(value)
@@ -84,20 +84,20 @@ def check(
 
 
 def check_choice(name: str, value: object, *known: object) -> None:
-    """Refuse a setting that is none of those known."""
+    """Refuse a value that is not one of the choices."""
     if value not in known:
         *others, last = map(repr, known)
         raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
 
 
 def get_first_line(error: BaseException) -> str:
-    """What an error says first; some libraries say a page."""
+    """The first line of an error message."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
 def is_gpu_full(error: BaseException) -> bool:
-    """Whether the memory of a GPU did not suffice; drivers and compilers say so in errors of other kinds."""
-    import torch  # which takes seconds: errors of usage do not wait for it
+    """Whether a GPU ran out of memory; drivers and compilers report it by other types of errors."""
+    import torch  # slow to import, and usage errors do not need it
 
     words = get_first_line(error)
     other = isinstance(error, RuntimeError) and "CUDA" in words and "out of memory" in words
@@ -105,7 +105,7 @@ def is_gpu_full(error: BaseException) -> bool:
 
 
 def describe_gpu_failure(error: BaseException) -> str | None:
-    """That a GPU is lost or broke off, and in what words it did; None for all other errors."""
+    """A description of a GPU failure; None for other errors."""
     import torch
 
     words = get_first_line(error)
@@ -116,15 +116,16 @@ def describe_gpu_failure(error: BaseException) -> str | None:
 
 
 def describe_error(error: BaseException, lower: str = "--batch") -> str | None:
-    """What went wrong and what to do about it; None for a fault of ours. `lower` is what to lower on a full GPU."""
+    """What is wrong and what to do; None for a bug. `lower` names the flags to lower when GPU memory runs out."""
     if isinstance(error, DivergedError):
         return error.with_flags
     if isinstance(error, EquipoiseError):
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"no space left for {error.filename or 'the files of the run'}: free some, and the same command goes on"
+        words = f"no space left for {error.filename or 'the files of the run'}"
+        return f"{words}: free some space and repeat the command to resume"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return "a file became larger than is allowed here (see ulimit -f): allow more, and the same command goes on"
+        return "a file exceeded the size limit (see ulimit -f): raise the limit and repeat the command to resume"
     if isinstance(error, PermissionError):
         return f"no permission to use {error.filename}: choose another --out, --store or --data"
     if isinstance(error, OSError) and error.filename:
@@ -132,7 +133,7 @@ def describe_error(error: BaseException, lower: str = "--batch") -> str | None:
     if isinstance(error, OSError):
         return str(error)
     if is_gpu_full(error):
-        return f"the GPU is out of memory: lower {lower}, or free the GPU of other processes and run the same command"
-    if said := describe_gpu_failure(error):
-        return f"{said}: see whether nvidia-smi still lists it, and run the same command again"
+        return f"the GPU is out of memory: lower {lower}, or stop other processes on the GPU, then repeat the command"
+    if failure := describe_gpu_failure(error):
+        return f"{failure}: check that nvidia-smi still lists it, then repeat the command"
     return None

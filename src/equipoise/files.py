@@ -1,8 +1,7 @@
-"""Files that are whole or absent, and folders that belong to us.
+"""Atomic writes, locks, and manifests of output folders.
 
-Only what we wrote ourselves is ever replaced or deleted. A folder that we write to holds a manifest, made before the
-first of its files, which names them. Without one, whatever is in a folder belongs to somebody else, and nothing is
-written beside it.
+Only our own files are ever replaced or deleted. A manifest, written before all other files of a folder, lists them.
+Nothing is written to a folder that holds files but no manifest.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from filelock import FileLock, Timeout
 from .errors import DataError, UsageError
 
 PARTIAL = ".partial"
-"""ends the names of files that are being written; one that is left is from a process that was killed"""
+"""suffix of files that are being written; a killed process leaves them behind"""
 PARTIAL_NAME = re.compile(rf"\.(.+)\.\d+{re.escape(PARTIAL)}")
 MANIFEST = ".equipoise.json"
 FORMAT = 1
-"""of manifests"""
+"""version of the manifest"""
 LOCK = ".lock"
-"""an empty file, which may come before the manifest"""
+"""an empty file, which may exist before the manifest"""
 REMEDY = "name a new or an empty folder"
 
 
 class Lease:
-    """The sole right to what a lock file stands for. It ends with its process, however that ends.
+    """An exclusive lock on a file. It is released when its process ends, in whatever way.
 
-    How it is kept is known here only: this is the place for a heartbeat, which file systems without locks would need.
+    A heartbeat, which file systems without locks would need, belongs here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,12 +44,12 @@ class Lease:
 
     @contextlib.contextmanager
     def hold(self, on_busy: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold it during the block. While it is another's, wait, after one call of `on_busy`, which may raise instead.
+        """Hold the lock during the block. If it is taken, call `on_busy`, which may raise, then wait.
 
-        On a file system without locks nobody waits.
+        On a file system without locks, it never waits.
         """
         try:
-            self.lock.acquire(timeout=0.1)  # somebody may only be looking whether it is held
+            self.lock.acquire(timeout=0.1)  # `is_held` takes the lock for a moment
         except Timeout:
             on_busy()
             self.lock.acquire()
@@ -63,7 +62,7 @@ class Lease:
             self.lock.release()
 
     def is_held(self) -> bool:
-        """Whether somebody holds it. To find out, no file is made."""
+        """Whether a process holds the lock. Creates no file."""
         if not self.path.exists():
             return False
         try:
@@ -75,7 +74,7 @@ class Lease:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write all of a file or nothing of it: under another name first, then renamed. A full disk leaves no trace."""
+    """Write a file atomically: under a temporary name, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     check_no_folder(path)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}{PARTIAL}")
@@ -97,31 +96,31 @@ def check_no_folder(path: Path) -> None:
 
 
 def parse_partial_name(path: Path) -> str | None:
-    """The name that a partial file was to get; None for every other file."""
+    """The final name of a partial file; None for other files."""
     found = PARTIAL_NAME.fullmatch(path.name)
     return found[1] if found else None
 
 
 def remove_partials(folder: Path, names: Collection[str]) -> None:
-    """Delete what a process that was killed has left of these files."""
+    """Delete the partial files of these names, which a killed process left behind."""
     for path in folder.glob(f".*{PARTIAL}"):
         if parse_partial_name(path) in names:
             path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    """Write a JSON file, readable by people; without indent it is written in half the time."""
+    """Write a JSON file; indent=None takes half the time."""
     write_file(path, (json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_bytes(path: Path, follow: bool = True) -> bytes:
-    """All of a regular file; a link is one if it may be followed.
+    """The content of a regular file; `follow` allows links.
 
-    Anything else is a `DataError`: from a pipe or a device, a reader would wait for ever or read without end.
+    Anything else is a `DataError`: reading a pipe or a device may never end.
     """
     if not follow and path.is_symlink():
         raise DataError(f"{path} is a link, not a file")
-    # Windows has no pipes among its files, and Unix no text files.
+    # O_NONBLOCK exists on Unix only, O_BINARY on Windows only.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -135,42 +134,42 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(read_bytes(path))
     except ValueError as error:
-        raise DataError(f"{path} is damaged ({error}): delete it, and what made it can make it again") from None
+        raise DataError(f"{path} is damaged ({error}): delete it and create it again") from None
 
 
 def parse_json(text: bytes) -> Any:
-    """What a JSON text says. NaN and infinities are no JSON, and nothing of ours is nested a thousand deep."""
+    """Parse strict JSON: no NaN, no infinities, no excessive nesting."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def as_folder(path: str | Path) -> Path:
-    """The path of a folder; an empty one would mean the working directory, by mistake."""
+    """The path of a folder. An empty string is refused: it would mean the working directory."""
     if path == "" or "\0" in str(path):
-        state = "has a NUL in it" if path else "is empty"
+        state = "contains NUL" if path else "is empty"
         raise UsageError(f"the path of the folder {state}: {REMEDY}")
     return Path(path)
 
 
 def check_folder(folder: Path, kind: str, names: Collection[str] = ()) -> set[str]:
-    """Refuse a folder that is not ours, or in which one of these names is somebody else's; returns our names there.
+    """Refuse a folder that is not ours or holds foreign files of these names; returns the names in its manifest.
 
     Nothing is written.
 
     Args:
-        folder: an empty folder, or one that does not exist, is fine.
-        kind: what the folder is of: run, report, tensorboard or demo.
-        names: of the files and folders to be written, relative to the folder; * stands for anything.
+        folder: may be empty or missing.
+        kind: run, report, tensorboard or demo.
+        names: files and folders to be written, relative to the folder; * is a wildcard.
     """
     if folder.is_file():
         raise UsageError(f"{folder} is a file, not a folder: {REMEDY}")
-    # Listed before the manifest is read: a file of another process at work here comes after its manifest.
+    # List the files before reading the manifest: another process may write its manifest, then files, in between.
     try:
         inside = sorted(folder.iterdir())
     except FileNotFoundError:
@@ -187,34 +186,34 @@ def check_folder(folder: Path, kind: str, names: Collection[str] = ()) -> set[st
 
 
 def claim_folder(folder: Path, kind: str, names: Collection[str]) -> None:
-    """Check a folder, then make these names in it ours: written before the first of the files is."""
+    """Check a folder, then add these names to its manifest. Call it before writing the first file."""
     ours = check_folder(folder, kind, names)
     if not ours.issuperset(names) or not (folder / MANIFEST).is_file():
         write_manifest(folder, kind, ours.union(names))
 
 
 def remove_stale(folder: Path, kind: str, names: Collection[str]) -> None:
-    """Delete the files that the manifest names besides these."""
+    """Delete the files that the manifest lists, except these."""
     remove_files(folder, read_manifest(folder, kind).difference(names))
     write_manifest(folder, kind, names)
 
 
 def remove_files(folder: Path, names: Collection[str]) -> None:
-    """Delete those of these files that exist; folders stay."""
+    """Delete these files if they exist; folders are kept."""
     for name in find_existing(folder, names):
         if not (folder / name).is_dir():
             (folder / name).unlink(missing_ok=True)
 
 
 def find_existing(folder: Path, names: Collection[str]) -> list[str]:
-    """What there is of these names, links that lead nowhere too."""
+    """Which of these names exist, broken links included."""
     return sorted(found for name in names for found in glob.glob(name, root_dir=folder))  # noqa: PTH207
 
 
 def may_precede_manifest(path: Path) -> bool:
-    """Whether a file is one of ours that can be there before the manifest: a lock, or half a manifest.
+    """Whether this is a file of ours that may exist before the manifest: a lock, or a partial manifest.
 
-    Half a manifest is never deleted: another process may be writing it.
+    A partial manifest is never deleted: another process may be writing it.
     """
     empty_lock = path.name == LOCK and path.is_file() and not path.stat().st_size
     return empty_lock or parse_partial_name(path) == MANIFEST
@@ -226,7 +225,7 @@ def write_manifest(folder: Path, kind: str, names: Collection[str]) -> None:
 
 
 def read_manifest(folder: Path, kind: str) -> set[str]:
-    """The names in the manifest of a folder, which must be of that kind. None of them leads out of the folder."""
+    """The names in the manifest of a folder, which must be of this kind. All of them are inside the folder."""
     path = folder / MANIFEST
     try:
         manifest: Any = read_json(path)
@@ -240,7 +239,7 @@ def read_manifest(folder: Path, kind: str) -> set[str]:
 
 
 def are_inside(names: object) -> bool:
-    """Whether these are names of files within a folder."""
+    """Whether these are relative paths inside a folder."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return False
     return all(name and not PurePath(name).is_absolute() and ".." not in PurePath(name).parts for name in names)

@@ -1,4 +1,4 @@
-"""What a method is. Read this, and `step.py`, before a file in `methods/`."""
+"""The base class of methods. Read this and `step.py` before a file in `methods/`."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from .step import (
 
 @dataclass(frozen=True)
 class Method:
-    """A way to learn classes step by step. Its fields are its hyper-parameters, its flags and its record at once.
+    """A method of class-incremental learning. Its fields are its hyper-parameters, flags and record.
 
-    Only `objective` must be written; the rest has defaults. A subclass in `methods/` becomes a word of
-    `equipoise run`; one from elsewhere needs no registration: `Learner(Mine())`, `run(Run(Mine()))`.
+    Only `objective` must be implemented. A subclass in `methods/` becomes a command of `equipoise run`; any other works
+    without registration: `Learner(Mine())`, `run(Run(Mine()))`.
     """
 
     name: ClassVar[str] = ""
-    """what it is called at the command line and in records"""
+    """its name on the command line and in records"""
     title: ClassVar[str] = ""
-    """what papers call it"""
+    """its name in papers"""
     cost: ClassVar[float] = 1.0
-    """how much longer an image takes with a teacher than with IL-Baseline, for the order of a queue"""
+    """training time per image with a teacher, relative to IL-Baseline; used to order a queue"""
     remedies: ClassVar[tuple[str, ...] | None] = None
-    """names of the remedies that it goes with; None for all"""
+    """names of the remedies that it supports; None for all"""
     reason: ClassVar[str] = ""
-    """why not with others"""
+    """why it does not support the others"""
     fresh: ClassVar[bool] = False
-    """whether every step begins with a new net, without a teacher"""
+    """whether every step starts from a new net, without a teacher"""
     capturable: ClassVar[bool] = True
-    """whether a CUDA graph can hold a step of it: False for what svd, eigh or solve is part of"""
+    """whether its training step can be a CUDA graph: not if it uses svd, eigh or solve"""
     needs_maps: ClassVar[bool] = False
     """whether its objective reads the outputs of the backbone's stages"""
     trained: ClassVar[tuple[Group, ...]] = EVERYTHING
@@ -67,25 +67,25 @@ class Method:
         "small": ResNet32,
         "large": ResNet18,
     }
-    """by the size of images, made with their number of channels"""
+    """constructors by image size; the argument is the number of channels"""
     recipes: ClassVar[Mapping[str, Recipe]] = {
         "tiny": Recipe(epochs=20, lr=0.05, batch=32),
         "small": Recipe(),
         "large": Recipe(epochs=100, milestones=(0.3, 0.6, 0.8, 0.9), batch=256, weight_decay=1e-4),
     }
-    """how a step is optimised, likewise"""
+    """recipes by image size"""
     least_memory: ClassVar[int] = 0
-    """images of every old class that it needs"""
+    """images of every old class that it needs in memory"""
     herds_unit_length: ClassVar[bool] = True
-    """whether exemplars are herded by features that are brought to length 1"""
+    """whether herding normalises features"""
     continues: ClassVar[bool] = False
-    """whether a known class may come again"""
+    """whether later steps may contain known classes"""
 
     remedy: Remedy = Standard()
-    """against the bias towards new classes"""
+    """what acts against the bias towards new classes"""
 
     def __init_subclass__(cls) -> None:
-        """A method without a name of its own is called like its class."""
+        """Set the default name and title."""
         super().__init_subclass__()
         inside = __name__.split(".")[0]
         built_in = (kind for kind in Method.__subclasses__() if kind.__module__.split(".")[0] == inside)
@@ -100,13 +100,13 @@ class Method:
     def objective(self, s: Step, b: Batch) -> Tensor:
         """The whole training loss of a batch: a pure function of its arguments.
 
-        `b.out` is the net's output and `b.ref` the frozen teacher's (None in the base step). On a GPU this is recorded
-        once and replayed: no `.item()`, no shape that depends on values, no `if` on a tensor.
+        `b.out` is the net's output and `b.ref` the frozen teacher's (None in the base step). On a GPU this is captured
+        in a CUDA graph: no `.item()`, no shape that depends on values, no `if` on a tensor.
         """
         raise TypeError(f"{type(self).__name__} must define objective(s, b)")
 
     def classify(self, z: Tensor, y: Tensor, s: Step) -> Tensor:
-        """The classification loss of a batch with logits z and labels y: the remedy's, or else cross-entropy."""
+        """The classification loss of a batch: the remedy's, by default cross-entropy."""
         loss = self.remedy.ce(z, y, s)
         return F.cross_entropy(full_precision(z), y) if loss is None else loss
 
@@ -121,41 +121,38 @@ class Method:
         return self.backbones[choose_scale(shape)](shape[0])
 
     def head(self, width: int) -> Head:
-        """The classifier on embeddings of that width; it starts without classes and is widened step by step."""
+        """The classifier on embeddings of this width; it starts without classes and grows in every step."""
         return LinearHead(width)
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
-        """Set the head's rows of new classes, from the embeddings that the previous net gives their images.
-
-        y counts the new classes from 0. Not called in the base step, where there is no previous net.
-        """
+        """Initialise the rows of new classes (y, from 0) from the previous net's embeddings h. Not in the base step."""
 
     def views(self, x: Tensor) -> Tensor:
-        """Copies of a batch to be seen together, one after the other; labels repeat, and `scores` folds them back."""
+        """Stack copies of a batch, such as rotations. Labels repeat; `scores` combines the copies."""
         return x
 
     # How a step is trained -----------------------------------------------------------------------------------
 
     def recipe(self, plan: Plan) -> Recipe:
-        """How a step is optimised, unless the user says otherwise."""
+        """How a step is optimised by default."""
         return self.recipes[choose_scale(plan.shape)]
 
     def recipe_for(self, plan: Plan) -> Recipe:
-        """The same, with what the user says."""
+        """How a step is optimised, with the user's settings."""
         own = self.recipe(plan)
         return own if plan.recipe is None else plan.recipe.override(self.recipe(make_base_plan(plan)), own)
 
     def finetuning(self) -> Finetune | None:
-        """The method's own fine-tuning, for remedies that keep it: a field called `finetune`, if it has one."""
+        """The method's own fine-tuning: its field `finetune`, if it has one."""
         return getattr(self, "finetune", None)
 
     def stages(self, plan: Plan) -> Stages:
-        """The trainings of a step, and the choice of the exemplars between them. Pure: a resumed run asks again."""
+        """The stages of a step, with CHOOSE where exemplars are chosen. Pure: a resumed run calls it again."""
         own = self.recipe_for(plan)
         return (Stage("train", own, self.trained), CHOOSE, *self.refinements(own, plan))
 
     def refinements(self, own: Recipe, plan: Plan) -> tuple[Stage, ...]:
-        """What follows the choice: the remedy's stages, or the method's own fine-tuning."""
+        """The stages after CHOOSE: the method's own fine-tuning and the remedy's stages."""
         if plan.t == 0 or plan.keep < 1:
             return ()
         finetune = self.finetuning() if self.remedy.keeps_finetuning else None
@@ -163,20 +160,20 @@ class Method:
         return (*own_stages, *self.remedy.stages(own, plan))
 
     def enter(self, s: Step, stage: Stage) -> None:
-        """As a stage begins; not again where it is resumed."""
+        """Called when a stage begins, not when it is resumed."""
 
     def leave(self, s: Step, stage: Stage) -> Tensor | None:
-        """As a stage ends: pixels to keep in place of the exemplars' (uint8, as many as s.memory), or None."""
+        """Called when a stage ends. May return new pixels of the exemplars (uint8, as many as s.memory)."""
         return None
 
     def hold(self, plan: Plan) -> int:
-        """How many images of every class are held out of training."""
+        """Number of images of every class to hold out of training."""
         return self.remedy.hold(plan)
 
     def epoch(self, s: Step, gen: torch.Generator, batch: int) -> Tensor:
-        """Which images make one epoch, in which order: positions, the same number in every epoch of a stage.
+        """The images of one epoch in order, as positions; the same number in every epoch of a stage.
 
-        It is asked once beforehand, with labels only, for the time that a run takes.
+        To estimate the time of a run, it is also called with labels only.
         """
         which = self.remedy.epoch(s, gen)
         if which is None:
@@ -184,37 +181,33 @@ class Method:
         return s.where[which]
 
     def more(self, s: Step, which: Tensor, gen: torch.Generator) -> More | None:
-        """A second stream for an epoch whose batches are at the positions `which` (batches, size); None for none.
+        """A second stream of images for an epoch with batches at the positions `which` (batches, size); None for none.
 
-        As many images a batch in every epoch of a stage. Called once an epoch, and never recorded: it may take time.
+        It has the same size in every epoch of a stage. Called once an epoch, outside the CUDA graph.
         """
         return None
 
     def note(self, s: Step, b: Batch) -> None:
-        """After each batch: change tensors of s.state in place, such as a moving average."""
+        """Called after each batch, to update tensors of s.state in place, such as a moving average."""
 
     def choose(self, s: Step, m: int, select: str, gen: torch.Generator) -> Tensor:
-        """The exemplars of the new classes: positions, class by class, best first, m of each."""
+        """Choose m exemplars of each new class: positions, class by class, best first."""
         y = s.images.y[s.data]
         if select == "random":
             return s.data[memory.choose_at_random(y, m, gen)]
         return s.data[memory.choose_by_herding(s.embed(s.net, s.data), y, m, self.herds_unit_length)]
 
     def after(self, s: Step) -> None:
-        """Note in s.state what the step's images say, once all is trained and the exemplars are chosen."""
+        """Called at the end of a step, after the choice of exemplars, to update s.state."""
 
     def overrides(self, name: str) -> bool:
-        """Whether a function of this name is its own; computing what nobody looks at takes time."""
+        """Whether it overrides this function of Method."""
         return getattr(type(self), name) is not getattr(Method, name)
 
-    # What is asked of it -------------------------------------------------------------------------------------
+    # Base step, prediction and checks ------------------------------------------------------------------------
 
     def at_base(self) -> Method:
-        """A method with the same base step, where every class has as many images as any other.
-
-        Runs share a base step when these are equal. Equal counts make every λ equal: a weighted cross-entropy is plain.
-        Where the remedy has no loss, a method may have one of its own, which need not be that.
-        """
+        """A simpler method with the same base step, which runs then share, if all classes have equally many images."""
         return self.with_remedy(self.remedy.at_base())
 
     def with_remedy(self, remedy: Remedy) -> Self:
@@ -222,11 +215,11 @@ class Method:
         return replace(self, remedy=remedy)
 
     def scores(self, out: Out, known: Learned) -> Tensor:
-        """What the largest of is the prediction (batch, N_t); while a step is under way, the state may lack it."""
+        """Scores (batch, N_t), whose argmax is the prediction. During a step, the state may not be complete yet."""
         return out.z
 
     def check(self, *shares: int) -> None:
-        """Refuse what makes no sense: `shares` are images per old class that will occur, none if there are no steps."""
+        """Refuse invalid settings; `shares` are the numbers of images per old class in later steps."""
         self.check_needs(*shares)
         self.remedy.check_memory(*shares)
         finetune = self.finetuning()
@@ -234,41 +227,43 @@ class Method:
             return
         if not self.remedy.keeps_finetuning or max(shares, default=1) < 1:
             raise UsageError(
-                "fine-tuning is on the memory, with the standard loss, and this run does neither: leave it out, "
+                "fine-tuning has no effect here: it needs a memory and a remedy that keeps it. Remove its settings, "
                 "or use the standard remedy and a memory above 0"
             )
 
     def check_needs(self, *shares: int) -> None:
-        """Refuse a remedy that it does not go with, and a memory that is too small for it."""
+        """Refuse a remedy that it does not support, and a memory that is too small."""
         if self.remedies is not None and self.remedy.name not in (*self.remedies, "standard"):
-            takes = " or ".join(("standard", *self.remedies))
+            supported = " or ".join(("standard", *self.remedies))
             raise UsageError(
-                f"remedy {self.remedy.name} does not go with {self.name}, which takes {takes}: {self.reason}"
+                f"{self.name} does not support the remedy {self.remedy.name} ({self.reason}): use {supported}"
             )
         needed = max(self.least_memory, self.remedy.least_memory)
         if (least := min(shares, default=needed)) < needed:
             name = self.name if self.least_memory >= needed else f"remedy {self.remedy.name}"
             if needed == memory.EVERYTHING:
-                words = f"{name} needs all images, and here the memory keeps {least}"
+                words = f"{name} needs all images in memory, which keeps {least}"
                 raise UsageError(f'{words}: use --memory all, in Python memory="all"')
-            many = f"at least {needed} image(s) of every old class"
-            raise UsageError(f"{name} needs {many}, and here the memory keeps {least}: raise --memory")
+            words = f"{name} needs at least {needed} image{'' if needed == 1 else 's'} of every old class in memory"
+            raise UsageError(f"{words}, which keeps {least}: raise --memory")
 
 
 @dataclass(frozen=True)
 class Around(Method):
-    """A method around another, its `host`, whose ways are kept unless this has its own."""
+    """A method that wraps another, its `host`. It delegates to the host whatever it does not override."""
 
     name: ClassVar[str] = ""
     host: Method = Method()
     remedy: ClassVar[Any] = property(attrgetter("host.remedy"))  # type: ignore[misc]
 
     def __init_subclass__(cls) -> None:
-        """The host's stages ask the host for these: one of its own would be ignored in silence."""
+        """Refuse overrides that have no effect: the host's stages call the host's versions."""
         super().__init_subclass__()
         ignored = {"recipe", "finetuning", "refinements", "trained"} & cls.__dict__.keys()
         if ignored and "stages" not in cls.__dict__:
-            raise UsageError(f"{cls.__qualname__} has {min(ignored)} of its own: give it stages too, which use it")
+            raise UsageError(
+                f"{cls.__qualname__} overrides {min(ignored)}, which has no effect: override stages too, to use it"
+            )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,12 +275,12 @@ class Around(Method):
         return replace(self, host=self.host.with_remedy(remedy))
 
     def check(self, *shares: int) -> None:
-        """What the host refuses, and what this needs besides."""
+        """Refuse what the host refuses, and what this method does not support."""
         self.host.check(*shares)
         self.check_needs(*shares)
 
     def overrides(self, name: str) -> bool:
-        """Whether this has a way of its own, or else the host."""
+        """Whether it or its host overrides this function of Method."""
         return getattr(type(self), name) is not getattr(Around, name) or self.host.overrides(name)
 
 
@@ -297,7 +292,7 @@ HOSTED = (
     "objective", "backbone", "head", "first_rows", "views", "recipe", "finetuning", "stages", "enter", "leave", "hold",
     "epoch", "more", "note", "choose", "after", "scores", "lam",
 )  # fmt: skip
-"""what a method around another leaves to its host, unless it has a way of its own"""
+"""functions that Around delegates to its host"""
 for _name in HOSTED:
     setattr(Around, _name, _ask_host(_name))
 for _name in ("trained", "fresh", "capturable", "needs_maps", "continues", "least_memory", "cost"):

@@ -1,4 +1,4 @@
-"""Dataclasses as plain JSON and back, and which of their fields are flags."""
+"""Dataclasses to plain JSON and back, and the metadata of their fields."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .errors import DataError, EquipoiseError, UsageError, check, check_choice
 T = TypeVar("T")
 
 Kinds = Mapping[type, Callable[[str], type]]
-"""for a class that others derive from, such as Method: the class of a name"""
+"""for a base class, such as Method: a function from a name to a subclass"""
 
 
 PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), type(None): type(None)}
-"""what JSON has for the types of fields that are as simple as that"""
+"""the JSON types of simple field types"""
 
 
 def no_flag(default: Any) -> Any:
-    """The default of a field that can be set in Python only, and has no flag."""
+    """A field without a flag: it can be set in Python only."""
     return field(default=default, metadata={"flag": False})
 
 
 def number(default: float, whole: bool = False, **bounds: float) -> Any:
-    """The default of a field that holds a number, within bounds as `errors.check` has them."""
+    """A numeric field with bounds, as in `errors.check`."""
     return field(default=default, metadata={"number": {"whole": whole, **bounds}})
 
 
 def check_fields(value: Any, prefix: str = "") -> None:
-    """Refuse numbers out of their bounds, and values that are none of a field's choices."""
+    """Refuse numbers out of bounds, and values that are not among a field's choices."""
     hints = _hints(typing.cast(Any, type(value)))
     for f in fields(value):
         one, name = getattr(value, f.name), prefix + f.name.replace("_", "-")
@@ -52,24 +52,24 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def name_class(cls: Any, known: Iterable[Any], what: str) -> None:
-    """Name a class that has no name of its own like itself; refuse a user's class with the name of a known one.
+    """Set the default name of a class; refuse a user's class with the name of a known one.
 
-    Records name classes: one with the name of another would be read back as that.
+    Records refer to classes by name, so names must be unique.
     """
     if "name" not in vars(cls):
         cls.name = cls.__name__.lower()
     own, inside = cls.__module__.split(".")[0], __name__.split(".")[0]
     if own != inside and cls.name and any(getattr(kind, "name", "") == cls.name for kind in known):
         raise UsageError(
-            f"{cls.__qualname__} is called {cls.name!r} like a {what} that there is: "
-            "give it a name of its own, such as name = 'mine'"
+            f"{cls.__qualname__} is named {cls.name!r} like an existing {what}: "
+            "give it another name, such as name = 'mine'"
         )
 
 
 def to_plain(value: Any) -> Any:
-    """A value as JSON has it: a dataclass by its fields, all of them, with its name where it has one.
+    """Convert a value to plain JSON: a dataclass becomes all its fields, with its `name` if it has one.
 
-    Equal values are written alike: 1 in a field for a float is 1.0. What JSON cannot hold is there in words.
+    Integers in float fields become floats. What JSON cannot represent becomes its repr.
     """
     if is_dataclass(value) and not isinstance(value, type):
         name = {"name": value.name} if "name" not in list_fields(type(value)) and hasattr(value, "name") else {}
@@ -87,7 +87,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
-    """The dataclass that `to_plain` made plain. All of its fields must be there, and no others."""
+    """The inverse of `to_plain`. All fields must be present, and no others."""
     if not isinstance(plain, Mapping):
         raise DataError(f"not a {kind.__name__}: {str(plain)[:60]!r}")
     rest = dict(plain)
@@ -121,24 +121,24 @@ def _read_value(hint: Any, value: Any, kinds: Kinds) -> Any:
     if inside <= PLAIN.keys() and not any(isinstance(value, PLAIN[kind]) for kind in inside):
         raise DataError(f"{value!r:.40} is none of {', '.join(sorted(kind.__name__ for kind in inside))}")
     if inside <= {int, float} and isinstance(value, bool):
-        raise DataError(f"{value!r} is no number")
+        raise DataError(f"{value!r} is not a number")
     if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
         raise DataError(f"{value!r:.40} is none of {', '.join(map(str, typing.get_args(hint)))}")
     return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 
 def list_fields(kind: type) -> set[str]:
-    """The fields of a dataclass."""
+    """The names of a dataclass's fields."""
     return {f.name for f in fields(typing.cast(Any, kind))}
 
 
 def digest(plain: Any) -> str:
-    """A short hash of a JSON value, the same for equal values."""
+    """A short hash of a JSON value."""
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def list_changes(value: Any, default: Any, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Name and value of the fields of a dataclass that differ from the default's, except those to skip."""
+    """Name and value of the fields that differ from the default's, except those to skip."""
     for f in fields(value):
         one = getattr(value, f.name)
         if f.name not in skip and one != getattr(default, f.name):
@@ -146,7 +146,7 @@ def list_changes(value: Any, default: Any, skip: Collection[str] = ()) -> Iterat
 
 
 def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings on one level: `{"recipe": {"lr": 0.1}}` as `{"recipe.lr": 0.1}`."""
+    """Flatten nested settings: `{"recipe": {"lr": 0.1}}` becomes `{"recipe.lr": 0.1}`."""
     flat: dict[str, Any] = {}
     for name, value in plain.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

@@ -1,4 +1,4 @@
-"""What a step is: what is known of it, and the trainings that it is made of. Data, not code."""
+"""A step as data: what is known of it, and the stages in which it is trained."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from .remedies import Remedy
 
 Shape = tuple[int, int, int]
-"""of an image: channels, height, width"""
+"""of an image: (channels, height, width)"""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a training is optimised: SGD with momentum, and a learning rate that falls."""
+    """How a stage is optimised: SGD with momentum and a learning-rate schedule."""
 
     epochs: int = number(250, whole=True, least=1)
     """passes over the step's training images"""
@@ -36,16 +36,16 @@ class Recipe:
     """what the learning rate is multiplied by at a milestone"""
     schedule: Literal["steps", "cosine", "cosine-late"] = "steps"
     """how the learning rate falls: at milestones, as a cosine to 0, or as one an epoch late, as in PODNet's code"""
-    batch: int = number(128, whole=True, least=2)  # with one image a batch, its own statistics are all there is
-    """images in a batch; a smaller training set is one batch"""
+    batch: int = number(128, whole=True, least=2)  # batch norm needs two
+    """images in a batch, or the whole training set if it is smaller"""
     momentum: float = number(0.9, least=0, below=1)
     """momentum of SGD"""
     weight_decay: float = number(2e-4, least=0, most=1e12)
     """L2 penalty of SGD, on all parameters"""
     clamp: float = number(0.0, least=0)
-    """bound on the size of each number of the gradient; 0 for none"""
+    """largest absolute value of each element of the gradient; 0 for no clamping"""
     last: Literal["joined", "short"] = "joined"
-    """images that fill no batch at the end of an epoch: joined with the next epoch's, or a short batch"""
+    """the images left over at the end of an epoch: joined with the next epoch's, or a short batch"""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,10 +62,9 @@ class Recipe:
         return self.lr * self.decay ** sum(epoch >= max(1, round(m * self.epochs)) for m in self.milestones)
 
     def override(self, base: Recipe, own: Recipe) -> Recipe:
-        """This recipe, set by the user in place of the base step's, as it applies to a step whose own recipe is `own`.
+        """Apply the user's changes, this recipe against `base` (the base step's), to `own` (a later step's).
 
-        What the user left as in the base step stays the step's own; learning rate and batch keep their ratio to the
-        base step's, so that a method's lr / (t + 1) is scaled and not removed.
+        Learning rate and batch keep their ratio to the base step's: a method's lr / (t + 1) is scaled, not replaced.
         """
         changed = {k: v for k, v in vars(self).items() if v != vars(base)[k]}
         if "lr" in changed and own.lr != base.lr:
@@ -77,7 +76,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that are trained alike, named by patterns; what is in no group of a stage is frozen.
+    """Weights with common settings, named by patterns; weights that are in no group of a stage are frozen.
 
     Names are those of `net.named_parameters()` (backbone.*, head.*) and, for tensors of a step's state, state.NAME.
     """
@@ -91,7 +90,7 @@ class Group:
 
 EVERYTHING = (Group(("backbone.*", "head.*")),)
 NEW_ROWS = (Group(("backbone.*", "head.new", "head.scale")),)
-"""all but the rows of old classes, in a head that has them apart"""
+"""all but the rows of old classes, in a head that stores them separately"""
 ROWS = (Group(("head.weight", "head.bias", "head.old", "head.new")),)
 """the rows of the classifier, those of old classes included; a learned scale is frozen"""
 
@@ -101,33 +100,33 @@ class Stage:
     """One training within a step."""
 
     name: str
-    """names its random numbers, and its place in a checkpoint"""
+    """identifies its random numbers and its place in a checkpoint"""
     recipe: Recipe
-    """how it is optimised"""
+    """how the stage is optimised"""
     groups: tuple[Group, ...] = EVERYTHING
-    """what is trained"""
+    """the weights to train"""
     images: Literal["all", "memory", "held"] = "all"
-    """what it is trained on: the step's images and the memory, the memory alone, or what is held out"""
+    """images to train on: the step's and the memory's, the memory's alone, or those held out"""
     objective: Objective | None = None
     """the training loss; None for the method's"""
     teacher: Literal["previous", "as this stage began"] | None = "previous"
-    """the frozen net that teaches: the one before the step, or the net as this stage found it"""
+    """the frozen teacher: the net before this step, or before this stage"""
     batch_norm: Literal["train", "eval"] = "train"
-    """whether batch norms use and update the statistics of batches, or are frozen"""
+    """train: use and update batch statistics; eval: use the running statistics"""
     remedy: Remedy | None = None
-    """against the bias; None for the method's"""
+    """None for the method's"""
     gradient_noise: float = 0.0
     """η of Gaussian noise on gradients with variance η / (1 + epoch)^0.55 (Neelakantan et al., 2015); 0 for none"""
 
 
 CHOOSE: Final = "choose"
-"""stands among the stages where the exemplars are chosen"""
+"""marks, among the stages, where the exemplars are chosen"""
 Stages = tuple[Stage | Literal["choose"], ...]
 
 
 @dataclass(frozen=True)
 class Finetune:
-    """A second training after the choice of the exemplars, on the memory alone, which is balanced."""
+    """A second training, on the memory alone, which is balanced, after the exemplars are chosen."""
 
     epochs: int = number(20, whole=True, least=0)
     """fine-tuning: passes over the memory; 0 for no fine-tuning"""
@@ -140,13 +139,13 @@ class Finetune:
     milestones: tuple[float, ...] = no_flag((0.5,))
     """when the learning rate falls, as fractions of its epochs"""
     clamp: float = no_flag(0.0)
-    """bound on the size of each number of the gradient; 0 for none"""
+    """largest absolute value of each element of the gradient; 0 for no clamping"""
     what: Literal["classifier", "all"] = no_flag("classifier")
-    """which weights are trained"""
+    """the weights to train"""
     batch_norm: Literal["train", "eval"] = no_flag("eval")
-    """whether batch norms use and update the statistics of batches, or are frozen"""
+    """train: use and update batch statistics; eval: use the running statistics"""
     distil: bool = no_flag(True)
-    """whether the previous net still teaches"""
+    """whether to keep the previous net as the teacher"""
 
     def __post_init__(self) -> None:
         check_fields(self, "finetune-")
@@ -154,7 +153,7 @@ class Finetune:
         self.recipe(Recipe())
 
     def recipe(self, own: Recipe) -> Recipe:
-        """How it is optimised; its epochs end as those of the step, which is optimised by `own`."""
+        """The recipe of the fine-tuning; `last` is that of `own`, the recipe of the step."""
         names = ("lr", "milestones", "batch", "weight_decay", "clamp")
         try:
             settings = {name: getattr(self, name) for name in names}
@@ -163,7 +162,7 @@ class Finetune:
             raise UsageError(f"in fine-tuning, {error}") from None
 
     def stage(self, own: Recipe, remedy: Remedy) -> Stage:
-        """The stage, with the remedy that is in force there: the memory is balanced by itself."""
+        """The stage of the fine-tuning, with this remedy."""
         return Stage(
             "refit",
             self.recipe(own),
@@ -177,22 +176,21 @@ class Finetune:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of step t without its pixels."""
+    """What is known of step t before its images are loaded."""
 
     t: int
     """0 is the base step"""
     sizes: tuple[int, ...]
-    """classes of each step so far, this one included"""
+    """number of classes of each step up to this one"""
     shape: Shape
-    """of an image: channels, height, width"""
     counts: tuple[int, ...] = ()
-    """images at hand of each class so far: of old classes, those in memory"""
+    """available images of each class; of old classes, those in memory"""
     m: int = 0
     """images of each old class in memory"""
     keep: int = 0
-    """images of each class that the memory keeps at the end of this step"""
+    """images of each class in memory at the end of this step"""
     recipe: Recipe | None = None
-    """what the user wants in place of the method's recipe of the base step"""
+    """the user's recipe, which replaces the method's for the base step"""
 
     @property
     def N(self) -> int:
@@ -207,93 +205,93 @@ class Plan:
 
 @dataclass(frozen=True)
 class Step(Plan):
-    """All that a method may see of step t, in the paper's letters. Tensors are on the device of the training."""
+    """Everything a method sees of step t, in the paper's letters. Tensors are on the training device."""
 
     n: Tensor = field(kw_only=True)
     """n_i, training images of each class"""
     lam: Tensor = field(kw_only=True)
     """λ_i, the weights in the softmax; Meta differentiates through replace(s, lam=λ(α))"""
     images: Images = field(kw_only=True)
-    """where all pixels are; what follows are positions there"""
+    """all pixels and labels; the next four fields are positions in it"""
     data: Tensor = field(kw_only=True)
     """the step's own images"""
     memory: Tensor = field(kw_only=True)
     """the exemplars, class by class, best first"""
     held: Tensor = field(kw_only=True)
-    """what is held out of training; empty where nothing is"""
+    """the images held out of training; may be empty"""
     where: Tensor = field(kw_only=True)
-    """what the stage at hand is trained on: D_t, or the memory, or what is held out"""
+    """the images of the current stage: D_t, the memory, or those held out"""
     net: Net = field(kw_only=True)
-    """θ_t; for everything but the objective, which must not read it: Meta evaluates it at other weights"""
+    """θ_t. The objective must not read it: Meta evaluates the objective at other weights"""
     teacher: Net | None = field(kw_only=True)
     """θ_{t-1}, frozen; None in the base step"""
     state: dict[str, Tensor] = field(kw_only=True, default_factory=dict)
-    """what is learned besides the net: on the device, and part of every checkpoint"""
+    """tensors learned besides the net; saved in every checkpoint"""
     embed: Embed = field(kw_only=True)
-    """features of images, as in prediction"""
+    """computes features of images, in eval mode"""
 
     @property
     def past(self) -> Tensor:
-        """Marks the old classes."""
+        """A mask of the old classes."""
         return torch.arange(self.N, device=self.n.device) < self.n_old
 
     @property
     def y(self) -> Tensor:
-        """Labels of the images that are trained on."""
+        """Labels of the images of the current stage."""
         return self.images.y[self.where]
 
 
 class Embed(Protocol):
-    """Features of images, for everything but the objective."""
+    """Computes features of images. Not for objectives."""
 
     def __call__(self, net: Net, where: Tensor, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """h of the images at these positions, or of what `view` makes of their pixels."""
+        """h of the images at these positions, transformed by `view`."""
 
 
 class Learned(NamedTuple):
-    """What is known when images are predicted."""
+    """What predictions may depend on."""
 
     sizes: tuple[int, ...]
-    """classes of each step so far"""
+    """number of classes of each step so far"""
     state: dict[str, Tensor]
-    """what methods noted"""
+    """the state of the last step"""
 
 
 class More(NamedTuple):
     """A second stream of images beside the batches."""
 
     where: Tensor
-    """positions (batches, k); or, with `pixels`, rows of that tensor of the state, which stand for the memory's"""
+    """positions (batches, k); with `pixels`, rows of that tensor instead"""
     gradient: bool = True
-    """whether the net learns from them"""
+    """whether to compute gradients for them"""
     teacher: bool = True
-    """whether the teacher sees them too"""
+    """whether to compute the teacher's output for them"""
     pixels: str | None = None
-    """name of a tensor of the state (images, channels, height, width) that holds their pixels"""
+    """name of a tensor of the state (images, channels, height, width), in the order of the memory"""
 
 
 class Adapt(NamedTuple):
-    """That a tensor of the state, on which λ depends, is learned by its effect one step ahead (`engine/meta.py`)."""
+    """A tensor of the state on which λ depends, to be learned by its effect one step ahead (`engine/meta.py`)."""
 
     name: str
-    """of the tensor in s.state"""
+    """its key in s.state"""
     lr: float
     least: float
-    """it stays at or above this"""
+    """lower bound of its value"""
     every: int
-    """optimisation steps from one update to the next"""
+    """optimisation steps between updates"""
     batch: int
-    """images of B_t in an update; all of them where there are fewer"""
+    """images of B_t in an update"""
 
 
 Objective = Callable[[Step, Batch], Tensor]
 
 
 def make_base_plan(plan: Plan) -> Plan:
-    """The plan of the base step, as far as recipes go."""
+    """A plan of the base step, for its recipe."""
     return Plan(0, plan.sizes[:1], plan.shape)
 
 
 def plan_for(shape: Shape) -> Plan:
-    """A base step on images of that shape, to ask a method for its recipe."""
+    """A plan of a base step on images of this shape, for its recipe."""
     return Plan(0, (2,), shape)
