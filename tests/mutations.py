@@ -81,7 +81,7 @@ MUTATIONS = (
         "math.sqrt(s.n_old / s.sizes[-1])",
         "podnet",
     ),
-    Mutation("BiC distils four times as hard", "methods/bic.py", "taught, 2.0) / 4", "taught, 2.0)", "comparisons"),
+    Mutation("BiC distils four times as hard", "methods/bic.py", "z_old, 2.0) / 4", "z_old, 2.0)", "comparisons"),
     Mutation("SS-IL's learning rate stays", "methods/ss_il.py", "own.lr / (plan.t + 1)", "own.lr", "comparisons"),
     Mutation(
         "the crop is a pixel off when mirrored",
@@ -123,8 +123,8 @@ MUTATIONS = (
     Mutation(
         "gradient noise fades more slowly",
         "engine/train.py",
-        "** 0.55))  # it is",
-        "** 0.45))  # it is",
+        "** 0.55))  # the",
+        "** 0.45))  # the",
         "training toys equations",
     ),
     Mutation(

@@ -251,7 +251,7 @@ def test_another_engine_than_the_one_asked_for_is_said_once_and_why(
         assert learner.engine_used_ == "compiled"
         said[asked] = engines_said(caplog)
         caplog.clear()
-    words = "training is compiled instead of fused: our kernels count in bf16, and the precision is fp32"
+    words = "training is compiled instead of fused: our kernels compute in bf16, and the precision is fp32"
     assert said == {"auto": [], "fused": [words]}
 
 

@@ -985,7 +985,7 @@ def test_a_corrected_command_works_in_the_same_folder(capsys):
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_a_gpu_that_is_not_there(capsys, device):
     said = refused(capsys, 1, *SHORT, "--device", device, "--out", "run")
-    assert f"device {device} is not there" in said and "--device cpu" in said
+    assert f"device {device} was not found" in said and "--device cpu" in said
     assert not Path("run").exists()
 
 

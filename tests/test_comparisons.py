@@ -102,7 +102,7 @@ def test_bic_trains_twice_as_long_on_what_is_held_out() -> None:
 def test_bic_needs_two_images_of_a_class_and_no_remedy() -> None:
     with pytest.raises(UsageError, match="at least 2 image"):
         Learner(BiC(), 1)
-    with pytest.raises(UsageError, match="its own correction is one"):
+    with pytest.raises(UsageError, match="it corrects the bias by itself"):
         Learner(BiC(Balanced()), 5)
 
 

@@ -70,7 +70,7 @@ def test_without_it_a_sentence_says_so_and_all_goes_on(
     monkeypatch.setenv("PATH", str(tmp_path))
     with run_mps():
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
-    assert "nvidia-cuda-mps-control is not there: runs on one GPU take turns" in caplog.text
+    assert "nvidia-cuda-mps-control was not found: runs on one GPU take turns" in caplog.text
 
 
 @pytest.mark.parametrize(("words", "why"), [("Cannot find MPS", "Cannot find MPS"), ("", "code 7")])

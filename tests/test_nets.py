@@ -182,7 +182,7 @@ def test_an_unfinished_backbone_or_head_says_so() -> None:
     with pytest.raises(AttributeError, match="stages"):
         Backbone()(noise(1, 3, 8, 8))
     for call in (lambda: Head()(noise(1, 8), []), lambda: Head().widen(2, generator(0))):
-        with pytest.raises(TypeError, match="says how"):
+        with pytest.raises(TypeError, match="must define"):
             call()
 
 

@@ -570,7 +570,7 @@ def test_what_is_printed_without_running(here: Path, capfd: pytest.CaptureFixtur
     monkeypatch.setattr(estimate, "measure_speed", None)
     assert run_command(["paper", "--no-run"]) == 0
     said = capfd.readouterr()
-    assert "table1" in said.out and said.err == "results is not there: nothing is recorded yet\n"
+    assert "table1" in said.out and said.err == "results does not exist: nothing is recorded yet\n"
     assert run_command(["paper", "table1", "--dataset", "imagenet", "--no-run", "--format", "csv"]) == 0
     assert ",needs imagenet," in capfd.readouterr().out
     assert run_command(["paper", "costs", "--no-run", "--commands"]) == 0

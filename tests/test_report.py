@@ -402,7 +402,7 @@ def test_odd_records_are_named(broken: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["nowhere"], 1, "nowhere is not there"),
+        (["nowhere"], 1, "nowhere does not exist"),
         (["file"], 1, "file is not a folder"),
         (["empty"], 1, "empty holds no result of a run"),
         (["broken"], 1, "broken/a/result.json is damaged"),

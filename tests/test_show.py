@@ -262,8 +262,8 @@ def test_a_method_that_is_not_installed_is_shown_by_its_own_names(capsys, runs):
 
 
 def test_folders_that_cannot_be_shown(capsys, runs):
-    assert "nowhere is not there" in refused(capsys, 1, "nowhere")
-    assert "nowhere is not there" in refused(capsys, 1, runs / "standard", "nowhere")
+    assert "nowhere does not exist" in refused(capsys, 1, "nowhere")
+    assert "nowhere does not exist" in refused(capsys, 1, runs / "standard", "nowhere")
     Path("file").touch()
     assert "file is not a folder" in refused(capsys, 1, "file")
     Path("empty").mkdir()

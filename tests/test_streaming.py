@@ -242,7 +242,7 @@ def test_joint_training_begins_anew_on_everything() -> None:
     assert (learner.predict(x) == y.numpy()).mean() > 0.95
     with pytest.raises(UsageError, match="joint needs all images in memory, which keeps 20: use --memory all"):
         Learner(Joint(), memory=20)
-    with pytest.raises(UsageError, match="all images of all classes are balanced"):
+    with pytest.raises(UsageError, match="its training set is balanced"):
         Learner(Joint(Balanced()), memory="all")
 
 

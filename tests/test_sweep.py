@@ -323,7 +323,7 @@ def test_a_worker_that_sees_no_gpu_does_not_train_on_the_cpu_instead(
     if here == "cpu":
         assert job.failure is None and job.result is not None and job.result["machine"]["device"] == "cpu"
     else:
-        assert (job.failure or "").startswith("device cuda is not there") and job.tries == 3
+        assert (job.failure or "").startswith("device cuda was not found") and job.tries == 3
         assert not (tmp_path / "a" / "metrics.jsonl").exists()
 
 

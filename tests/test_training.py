@@ -710,7 +710,7 @@ def test_a_pattern_that_names_nothing_is_refused(names: tuple[str, ...]) -> None
             seen.append(b)
             return super().objective(s, b)
 
-    with pytest.raises(UsageError, match=f"^stage train trains {names[0]}, and there are no such weights$"):
+    with pytest.raises(UsageError, match=f"^stage train trains {names[0]}, which match no weight$"):
         train(Seeing(), s, WHOLE, groups=(Group(("head.*",)), Group(names)))
     assert not seen and all(torch.equal(v, before[k]) for k, v in s.net.state_dict().items())
 

@@ -1,7 +1,6 @@
-"""What helps against the bias towards new classes: one axis, the paper's table 6, for any method.
+"""Remedies against the bias towards new classes, the paper's table 6, for any method.
 
-The weighted losses differ in λ only (see `losses.py`). The other remedies act after the base step, with the standard
-loss.
+The weighted losses differ in λ only (see `losses.py`). The others act after the base step.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from .settings import check_fields, name_class, number
 from .step import Adapt, Finetune, Plan, Recipe, Stage, Step
 
 TINY, HUGE = 1e-6, 1e6
-"""bounds of α and ε: beyond them, λ times a count would leave fp32"""
+"""bounds of α and ε: beyond them, λ overflows fp32"""
 SMALLEST = 1e-3
 """Meta's α stays at or above this; the paper asks for a positive number only"""
 REMEDIES: dict[str, type[Remedy]] = {}
-"""the paper's, by name; none until they are defined below"""
+"""the paper's remedies by name; filled below"""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Something against the bias towards new classes. Its fields are its flags."""
+    """A remedy against the bias towards new classes. Its fields are its flags."""
 
     name: ClassVar[str] = ""
-    """what it is called at the command line and in records"""
+    """its name on the command line and in records"""
     keeps_finetuning: ClassVar[bool] = False
-    """whether a method's own loss and fine-tuning stay"""
+    """whether it keeps the method's own loss and fine-tuning"""
     least_memory: ClassVar[int] = 0
-    """images of every old class that it needs"""
+    """images of every old class that it needs in memory"""
     cost: ClassVar[float] = 1.0
-    """how much longer an image takes, for the order of a queue"""
+    """relative training time per image; used to order a queue"""
 
     def __init_subclass__(cls) -> None:
-        """A remedy without a name of its own is called like its class."""
+        """Set the default name."""
         super().__init_subclass__()
         name_class(cls, (*cls.__mro__[1:], *REMEDIES.values()), "remedy")
 
@@ -49,43 +48,43 @@ class Remedy:
         check_fields(self)
 
     def at_base(self) -> Remedy:
-        """A remedy with the same base step, where every class has as many images as any other."""
+        """A remedy with the same base step, if all classes have equally many images."""
         return Standard()
 
     def check_memory(self, *shares: int) -> None:
-        """Refuse a memory that this cannot do with: `shares` are images per old class that will occur."""
+        """Refuse an unsuitable memory; `shares` are the numbers of images per old class in later steps."""
 
     def lam(self, n: Tensor, past: Tensor, s: Step) -> Tensor:
         """λ of every class: `past` marks the old ones, n counts the training images."""
         return torch.ones_like(n)
 
     def ce(self, z: Tensor, y: Tensor, s: Step) -> Tensor | None:
-        """The classification loss of a batch; None where the method's own stands."""
+        """The classification loss of a batch; None for the method's own."""
         return None
 
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor | None:
-        """Which of the images s.where make one epoch, in which order, as indices into it; None for each once."""
+        """The images of one epoch in order, as indices into s.where; None for each image once."""
         return None
 
     def hold(self, plan: Plan) -> int:
-        """How many images of every class are held out of training."""
+        """Number of images of every class to hold out of training."""
         return 0
 
     def stages(self, own: Recipe, plan: Plan) -> tuple[Stage, ...]:
-        """What is trained once the exemplars have been chosen; `own` is the recipe of the step."""
+        """The stages after the choice of exemplars; `own` is the recipe of the step."""
         return ()
 
     def enter(self, s: Step) -> None:
-        """Put into s.state what is learned besides the net, as the step begins."""
+        """Called when the step begins, to initialise s.state."""
 
     def adapt(self) -> Adapt | None:
-        """What is learned besides the weights while they are trained, where images are held out."""
+        """What is learned one step ahead on the held-out images; None for nothing."""
         return None
 
 
 @dataclass(frozen=True)
 class Standard(Remedy):
-    """Softmax cross-entropy as everybody knows it: λ = 1."""
+    """Plain softmax cross-entropy: λ = 1."""
 
     name: ClassVar[str] = "standard"
     keeps_finetuning: ClassVar[bool] = True
@@ -98,7 +97,7 @@ class Weighted(Remedy):
     name: ClassVar[str] = ""
 
     def at_base(self) -> Remedy:
-        """Any of these: with equal counts every λ is the same."""
+        """Balanced: with equal counts, all weighted losses are the same."""
         return Balanced()
 
     def ce(self, z: Tensor, y: Tensor, s: Step) -> Tensor | None:
@@ -136,7 +135,7 @@ class Relaxed(Weighted):
         check("epsilon", number, least=0, most=HUGE)
         if number != 0:
             check("an epsilon that is not 0", number, least=TINY)
-        # One way to write it, so that equal settings are equal: 1 and "1" and "1.0", or "0.2%" and "0.20 %".
+        # One spelling, so that equal settings are equal: 1 and "1" and "1.0", or "0.2%" and "0.20 %".
         percentage = repr(number + 0.0).removesuffix(".0") + "%"  # adding 0 makes −0 a 0
         object.__setattr__(self, "epsilon", percentage if text.endswith("%") else number + 0.0)
 
@@ -147,7 +146,7 @@ class Relaxed(Weighted):
         return self.epsilon
 
     def check_memory(self, *shares: int) -> None:
-        """ε = 0 goes with no memory only."""
+        """Refuse ε = 0 with a memory."""
         if self.value(1.0) == 0 and max(shares, default=0) > 0:
             raise UsageError(
                 "epsilon 0 leaves old classes out of the softmax, so that an image from memory has an infinite loss: "
@@ -162,7 +161,7 @@ class Relaxed(Weighted):
 
 @dataclass(frozen=True)
 class OldImages(Remedy):
-    """A remedy with the standard loss, which acts after the base step and needs images of old classes."""
+    """A remedy that needs images of old classes."""
 
     name: ClassVar[str] = ""
     least_memory: ClassVar[int] = 1
@@ -170,15 +169,15 @@ class OldImages(Remedy):
 
 @dataclass(frozen=True)
 class MemoryOversampling(OldImages):
-    """An epoch has a certain share of old images, each of them as often as the others."""
+    """Oversamples old images to a fixed share of an epoch."""
 
     name: ClassVar[str] = "memory-oversampling"
     keeps_finetuning: ClassVar[bool] = True
     share: float = number(0.5, above=0, most=0.99)
-    """how much of an epoch is old images"""
+    """fraction of old images in an epoch"""
 
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor | None:
-        """Each new image once, and old ones beside them."""
+        """Each new image once, and repeated old ones."""
         if s.t == 0:
             return None
         kind = (s.y >= s.n_old).long()
@@ -188,13 +187,13 @@ class MemoryOversampling(OldImages):
 
 @dataclass(frozen=True)
 class ClassOversampling(OldImages):
-    """An epoch has as many images of each class as the largest has."""
+    """Oversamples every class to the size of the largest."""
 
     name: ClassVar[str] = "class-oversampling"
     keeps_finetuning: ClassVar[bool] = True
 
     def epoch(self, s: Step, gen: torch.Generator) -> Tensor | None:
-        """As many of each class."""
+        """Equally many images of each class."""
         if s.t == 0:
             return None
         counts = torch.bincount(s.y)
@@ -203,45 +202,43 @@ class ClassOversampling(OldImages):
 
 @dataclass(frozen=True)
 class LossRescaling(OldImages):
-    """An image counts in the loss as the inverse of the number of images of its class."""
+    """Weights the loss of an image by 1 / n_y."""
 
     name: ClassVar[str] = "loss-rescaling"
 
     def ce(self, z: Tensor, y: Tensor, s: Step) -> Tensor | None:
-        """Weighted by 1 / n_y."""
+        """Cross-entropy weighted by 1 / n_y."""
         return rescaled_cross_entropy(z, y, s.n) if s.t > 0 else None
 
 
 @dataclass(frozen=True)
 class BalancedFinetuning(OldImages):
-    """After each step the classifier is trained once more, on the memory alone (Castro et al., 2018)."""
+    """Fine-tunes the classifier on the memory after each step (Castro et al., 2018)."""
 
     name: ClassVar[str] = "balanced-finetuning"
     finetune: Finetune = Finetune(distil=False)
-    """how"""
+    """settings of the fine-tuning"""
 
     def __post_init__(self) -> None:
         if not self.finetune.epochs:
-            raise UsageError(
-                "finetune-epochs must be 1 or more with the remedy balanced-finetuning, which is just that"
-            )
+            raise UsageError("finetune-epochs must be 1 or more with the remedy balanced-finetuning")
 
     def stages(self, own: Recipe, plan: Plan) -> tuple[Stage, ...]:
-        """One stage, with the standard loss."""
+        """The fine-tuning, with the standard loss."""
         return (self.finetune.stage(own, Standard()),)
 
 
 @dataclass(frozen=True)
 class SeparatedSoftmax(MemoryOversampling):
-    """Old images compete among old classes only, and new ones among new classes (SS-IL, Ahn et al., 2021)."""
+    """A softmax over old classes for old images, and over new classes for new ones (SS-IL, Ahn et al., 2021)."""
 
     name: ClassVar[str] = "separated-softmax"
     keeps_finetuning: ClassVar[bool] = False
     mean: Literal["each", "all"] = "each"
-    """a mean over old and one over new images, which are added; or one mean over all images, as in SS-IL"""
+    """each: sum of the means over old and over new images; all: mean over all images, as in SS-IL"""
 
     def ce(self, z: Tensor, y: Tensor, s: Step) -> Tensor | None:
-        """Among the own kind."""
+        """Separated cross-entropy."""
         return separated_cross_entropy(z, y, s.n_old, self.mean) if s.t > 0 else None
 
 
@@ -253,13 +250,13 @@ class Meta(Weighted):
     least_memory: ClassVar[int] = 2  # one to train on, one to hold out
     cost: ClassVar[float] = 102_100 / 83_200
     alpha_lr: float = number(10.0, least=0, most=1e12)
-    """learning rate of α; not in the paper, whose algorithm prints none (that is, 1): see results/README.md"""
+    """learning rate of α, which the paper does not print: see results/README.md"""
     every: int = number(10, whole=True, least=1)
-    """optimisation steps from one update of α to the next"""
+    """optimisation steps between updates of α"""
     hold_out: float = number(0.1, above=0, below=1)
-    """fraction of the memory per class that is held out for B_t, at least one image of every class"""
+    """fraction of the memory per class to hold out for B_t; at least one image of every class"""
     count: Literal["train", "all"] = "train"
-    """what n_i counts: the images trained on, or these and the held-out ones"""
+    """what n_i counts: training images, or also the held-out ones"""
 
     def lam(self, n: Tensor, past: Tensor, s: Step) -> Tensor:
         """α n_i for old classes, n_i for new ones; α is 1 before it is learned."""
@@ -269,14 +266,14 @@ class Meta(Weighted):
         return torch.where(past, n if alpha is None else alpha * n, n)
 
     def hold(self, plan: Plan) -> int:
-        """So many of every class as are a fraction of the memory's; of the smallest class, where all is kept."""
+        """A fraction of the memory per class, or of the smallest class if all images are kept."""
         if plan.t == 0:
             return 0
         m = min(plan.m, min(plan.counts)) if plan.m >= EVERYTHING else plan.m
         return max(1, math.floor(self.hold_out * m + 1e-9))
 
     def enter(self, s: Step) -> None:
-        """α = 1, which is not learned in the base step."""
+        """Initialise α = 1, after the base step."""
         if s.t > 0:
             s.state["alpha"] = torch.ones((), device=s.n.device)
 

@@ -23,7 +23,7 @@ def do_paper(f: Paper) -> None:
     tables = reproduce.choose_tables(f.names, f.dataset, f.rows)
     console = make_console()
     if not f.results.exists():
-        print(f"{f.results} is not there: nothing is recorded yet", file=sys.stderr)
+        print(f"{f.results} does not exist: nothing is recorded yet", file=sys.stderr)
     if not f.names:
         reproduce.print_overview(tables, f.results, seeds, f.device if f.dry_run else None, console)
         return

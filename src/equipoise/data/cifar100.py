@@ -1,6 +1,6 @@
-"""CIFAR-100 as its authors publish it: found in a folder, else downloaded, and read.
+"""Reads the official files of CIFAR-100 from a folder, or downloads them.
 
-Every file is compared with its published checksum before anything in it is believed.
+Checksums are verified before a file is parsed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..errors import DataError
 from ..files import Lease, write_file
 from .images import Images
 
-# The official files of CIFAR-100: where a person finds them, what is downloaded where there are none, the two
-# forms (the archive's name, then its files for training and testing) and the published checksums.
+# The web page, the archive to download, the two published layouts (archive name: training and test file), and the
+# published checksums.
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 LAYOUTS = {"cifar-100-binary": ("train.bin", "test.bin"), "cifar-100-python": ("train", "test")}
@@ -38,9 +38,9 @@ MD5 = {
     "cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8",
     "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
 }
-RECORDS = (50_000, 10_000)  # images for training and for testing
-SHAPE = (3, 32, 32)  # a plane each for red, green and blue, row by row
-TIMEOUT = 30.0  # seconds without a byte after which a download is given up
+RECORDS = (50_000, 10_000)  # training and test images
+SHAPE = (3, 32, 32)  # red, green and blue plane, row by row
+TIMEOUT = 30.0  # seconds without data until a download fails
 
 _NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -52,11 +52,11 @@ skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table ta
 tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 CLASSES: tuple[str, ...] = tuple(_NAMES.split())
-"""The names of the fine labels 0 to 99, which are in alphabetical order."""
+"""names of the fine labels 0 to 99"""
 
 
 def read(folder: Path | None, progress: bool) -> tuple[Images, Images]:
-    """The images for training and for testing, labelled from 0."""
+    """The training and test images, labelled from 0."""
     paths = _find(folder, progress)
     train, test = (_read(path, records) for path, records in zip(paths, RECORDS))
     return train, test
@@ -66,14 +66,14 @@ def read(folder: Path | None, progress: bool) -> tuple[Images, Images]:
 
 
 def _find(folder: Path | None, progress: bool) -> tuple[Path, Path]:
-    """The files for training and testing: as they lie there, else out of an archive, else downloaded."""
+    """Find the training and test file: extracted, in an archive, or by a download."""
     if folder is None:
         folder = Path(os.environ.get("EQUIPOISE_DATA") or "~/.cache/equipoise/data").expanduser()
         folder.mkdir(parents=True, exist_ok=True)
     elif not folder.is_dir():
-        # Making it would turn a typing error into a download to the wrong place.
+        # Creating it would turn a typing error into a download to the wrong place.
         raise DataError(f"--data {folder} is not a folder: create it, or name the one that holds CIFAR-100")
-    # Runs started together must not write the same file; where nothing is to be written nothing is locked.
+    # Concurrent runs must not write the same file. No lock is taken if the files exist.
     if paths := _find_layout(folder):
         return paths
     with Lease(folder / ".equipoise.lock").hold():
@@ -90,12 +90,12 @@ def _find_layout(folder: Path) -> tuple[Path, Path] | None:
 
 
 def _unpack(archive: Path) -> tuple[Path, Path]:
-    """Writes the two expected members next to the archive, and nothing else that it may hold."""
+    """Extract the two expected files next to the archive, and nothing else."""
     layout = archive.name.removesuffix(".tar.gz")
     train, test = (archive.parent / layout / name for name in LAYOUTS[layout])
     with tarfile.open(fileobj=io.BytesIO(_read_checked(archive))) as tar:
         for path in (train, test):
-            # The names come from our table, never from the archive, so it cannot choose where to write.
+            # Paths come from LAYOUTS, never from the archive: it cannot choose where to write.
             member = next((m for m in tar if m.name == f"{layout}/{path.name}" and m.isreg()), None)
             content = tar.extractfile(member) if member else None
             if content is None:
@@ -108,7 +108,7 @@ def _unpack(archive: Path) -> tuple[Path, Path]:
 
 
 def _read(path: Path, records: int) -> Images:
-    """The images of one file, after its size and checksum were found to be right."""
+    """The images of one file, whose size and checksum are verified first."""
     size = 2 + int(np.prod(SHAPE))  # a record: coarse label, fine label, pixels
     if path.suffix == ".bin" and (found := path.stat().st_size) != records * size:
         raise _make_file_error(path, f"has {found} bytes where {records * size} are expected")
@@ -127,27 +127,27 @@ def _read(path: Path, records: int) -> Images:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds dicts, lists, strings, numbers and NumPy arrays; whatever else a pickle asks for is refused."""
+    """Loads dicts, lists, strings, numbers and NumPy arrays; refuses all other classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.empty(0).__reduce__()[0]  # its module has moved between versions of NumPy
+            return np.empty(0).__reduce__()[0]  # its module differs between NumPy versions
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}")
 
 
 def _unpickle(path: Path, data: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Pixels and fine labels of the official Python form, whose keys are bytes since Python 2 wrote it."""
+    """Pixels and fine labels of the official Python layout; Python 2 wrote its keys, as bytes."""
     try:
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         return np.asarray(content[b"data"]), np.asarray(content[b"fine_labels"], np.int64)
-    except Exception as e:  # a pickle that is not what it should be can raise almost anything
-        raise _make_file_error(path, f"is not the pickle it should be ({e})") from e
+    except Exception as e:  # a malformed pickle can raise almost anything
+        raise _make_file_error(path, f"is not a valid pickle ({e})") from e
 
 
 def _read_checked(path: Path) -> bytes:
-    """All of a file, its checksum verified. The bytes that are checked are those that are used: it is opened once."""
+    """Read a file and verify its checksum. It is read once: the verified bytes are those used."""
     data = path.read_bytes()
     if (md5 := _compute_md5(data)) != MD5[path.name]:
         raise _make_file_error(path, f"has md5 {md5} where {MD5[path.name]} is expected")
@@ -166,10 +166,10 @@ def _make_file_error(path: Path, what: str) -> DataError:
 
 
 def _download(folder: Path, progress: bool) -> Path:
-    """The archive, downloaded whole."""
+    """Download the archive and verify its checksum."""
     archive = folder / "cifar-100-binary.tar.gz"
     received = archive.with_name(f"{archive.name}.received")
-    for left in folder.glob(f"{received.name}*"):  # by a process that was killed
+    for left in folder.glob(f"{received.name}*"):  # left by a killed process
         left.unlink()
     if progress:
         print(f"downloading CIFAR-100 from {URL}", file=sys.stderr, flush=True)
@@ -188,8 +188,8 @@ def _download(folder: Path, progress: bool) -> Path:
         archive.name
     ]:  # or part of it: a closed connection looks like the end of the file
         received.unlink()
-        words = f"what {URL} sent, {len(data)} bytes, has md5 {md5} where {MD5[archive.name]} is expected"
-        raise _make_download_error(folder, f"{words}, and was not kept")
+        words = f"{URL} sent {len(data)} bytes with md5 {md5} where {MD5[archive.name]} is expected"
+        raise _make_download_error(folder, f"{words}; they were discarded")
     return received.replace(archive)
 
 

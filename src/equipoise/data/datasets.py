@@ -1,4 +1,4 @@
-"""The data sets: digits, which comes with scikit-learn, and CIFAR-100, found in a folder or downloaded."""
+"""The data sets: digits, which comes with scikit-learn, and CIFAR-100, from a folder or by a download."""
 
 from __future__ import annotations
 
@@ -18,49 +18,47 @@ from .images import Images, measure_channels
 from .randomness import generator
 
 SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
-"""The data sets that `load` knows, and the shape of their images: channels, height, width."""
+"""image shapes (channels, height, width) of the data sets that `load` supports"""
 PLANNED = {"imagenet-subset": (3, 224, 224), "imagenet": (3, 224, 224)}
-"""those that the paper has besides, and that `load` does not know yet"""
+"""those of the paper that `load` does not support yet"""
 COUNTS = {"digits": (140,) * 10, "cifar100": (500,) * 100}
-"""how many training images each of their classes has: to plan runs without reading any"""
+"""number of training images of each class, for planning runs without loading data"""
 
 DIGITS_TRAIN = COUNTS["digits"][0]
-"""Training images of each digit: equally many, and at least 34 of each are left for testing."""
+"""training images of each digit; at least 34 of each are left for testing"""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images to learn and images to be tested on, with what a recipe needs to know about them."""
+    """Training and test images, with their statistics and augmentation."""
 
     name: str
-    """what `load` calls it"""
+    """its name for `load`"""
     train: Images
-    """on the CPU; the labels are the data set's own, from 0"""
+    """on the CPU; labels count from 0"""
     test: Images
-    """likewise"""
     classes: tuple[str, ...]
-    """the names of the labels"""
+    """class names"""
     augment: Crop
-    """the augmentation that leaves these images what they are"""
+    """label-preserving augmentation"""
     mean: tuple[float, ...]
-    """of each channel over the training images, where black is 0 and white is 1"""
+    """mean of each channel over the training images, for pixels from 0 to 1"""
     std: tuple[float, ...]
-    """likewise, the standard deviation"""
+    """standard deviation of each channel"""
     fingerprint: str
     """a hash of every pixel and label"""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an image: channels, height, width."""
+        """(channels, height, width) of an image."""
         return SHAPES[self.name]
 
 
 def load(name: str, folder: Path | None = None, progress: bool = True) -> Dataset:
-    """The data set of that name.
+    """Load a data set by name.
 
-    CIFAR-100 is looked for in `folder`, by default $EQUIPOISE_DATA or else ~/.cache/equipoise/data, as the
-    official files or archives; where there are none they are downloaded, with a progress bar on stderr unless
-    `progress` is false. Digits needs no folder.
+    CIFAR-100 is read from its official files or archives in `folder` (default: $EQUIPOISE_DATA or
+    ~/.cache/equipoise/data), and downloaded if missing; `progress` shows a progress bar. Digits needs no folder.
     """
     if name == "digits":
         return _load_digits()
@@ -70,11 +68,10 @@ def load(name: str, folder: Path | None = None, progress: bool = True) -> Datase
 
 
 def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
-    """The images to learn and those to measure on: the data set's own, or two parts of its training images.
+    """The images to train and to evaluate on.
 
-    `validation` is the fraction of every class that is set aside to measure on, so that settings can be chosen without
-    the test images. It is drawn from each of the data set's own labels by itself, so of one seed it is the same
-    whatever the order of the classes. Normalisation stays the data set's.
+    With `validation`, this fraction of the training images of every class is set aside for evaluation, in place of the
+    test images. The split depends on the seed, not on the class order. Normalisation does not change.
     """
     if not validation:
         return data.train, data.test
@@ -93,13 +90,13 @@ def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
 
 
 def _read_digits() -> npt.NDArray[np.float64]:
-    """A row of 64 grey levels and the label for each image; from the file itself, since scikit-learn starts slowly."""
+    """A row for each image: 64 grey levels and the label. Read from the file: importing scikit-learn is slow."""
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.origin is not None
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
         return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits  # wherever a version of it keeps them
+    from sklearn.datasets import load_digits  # another version may store them elsewhere
 
     images, labels = load_digits(return_X_y=True)
     return np.column_stack([images, labels])
@@ -108,10 +105,10 @@ def _read_digits() -> npt.NDArray[np.float64]:
 def _load_digits() -> Dataset:
     """The 8x8 handwritten digits of scikit-learn."""
     table = _read_digits()
-    # Grey levels go from 0 to 16; 15 is the largest whole factor that keeps them all in a byte.
+    # Grey levels go from 0 to 16; 15 is the largest integer factor that fits them into a byte.
     x = torch.from_numpy((table[:, :-1] * 15).astype(np.uint8).reshape(-1, 1, 8, 8))
     y = torch.from_numpy(table[:, -1].astype(np.int64))
-    # The images come writer by writer, so taking the first ones leaves those of later writers for testing.
+    # The images are ordered by writer, so the test images are those of other writers.
     for_training = torch.zeros(len(y), dtype=torch.bool)
     for label in range(10):
         for_training[(y == label).nonzero()[:DIGITS_TRAIN]] = True

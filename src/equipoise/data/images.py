@@ -1,4 +1,4 @@
-"""Images on a device, and what is counted and added up by class."""
+"""Labelled images on a device, and sums over them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled images, whole and on one device: `x` is uint8 (n, channels, height, width), `y` int64 (n,).
+    """Labelled images on one device: `x` is uint8 (n, channels, height, width), `y` int64 (n,).
 
-    Pixels lie here once; training sets, exemplars and batches are positions.
+    Pixels are stored here once; training sets, exemplars and batches are positions.
     """
 
     x: Tensor
     y: Tensor
     id: str = ""
-    """a hash of all pixels and labels, where it is known"""
+    """a hash of all pixels and labels, if known"""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -32,11 +32,11 @@ class Images:
         return Images(self.x.to(device), self.y.to(device), self.id)
 
     def find_positions(self, first: int, last: int) -> Tensor:
-        """Where the images of the classes first, ..., last - 1 are."""
+        """Positions of the images of the classes first, ..., last - 1."""
         return ((self.y >= first) & (self.y < last)).nonzero()[:, 0]
 
     def fingerprint(self, where: Tensor | None = None) -> str:
-        """A hash of every pixel and label, or of those at some positions: equal only for equal data in equal order."""
+        """A hash of all pixels and labels in order, or of those at the positions `where`."""
         if where is not None:
             if not self.id:
                 return self[where].fingerprint()
@@ -58,16 +58,16 @@ def join_images(a: Images, b: Images) -> Images:
 def measure_channels(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel of uint8 images, in units of pixel values.
 
-    From a histogram: exact, the same on every device, and without a float copy of all images.
+    Computed from a histogram: exact, equal on every device, and without a float copy of the images.
     """
     levels = torch.arange(256, dtype=torch.float64)
     counts = [torch.bincount(x[:, c].flatten(), minlength=256).cpu().double() for c in range(x.shape[1])]
     p = torch.stack(counts) / counts[0].sum()
     mean = p @ levels
     std = ((p @ levels**2) - mean**2).clamp_min(0).sqrt()
-    return mean, torch.where(std > 0, std, 1.0)  # a channel of one colour carries nothing: it becomes 0
+    return mean, torch.where(std > 0, std, 1.0)  # a constant channel is normalised to 0
 
 
 def sum_by_class(h: Tensor, y: Tensor, classes: int) -> Tensor:
-    """The sum of the features of each class; added up in a fixed order, as `index_add` on a GPU does not."""
+    """The sum of the features of each class. Deterministic on a GPU, unlike `index_add`."""
     return torch.stack([h[y == c].sum(0) for c in range(classes)])

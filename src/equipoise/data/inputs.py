@@ -1,4 +1,4 @@
-"""Images and their statistics as users hand them over, made uniform. Bad input is said to be so here."""
+"""Converts and checks the images and statistics that users pass."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from ..errors import UsageError
 
 
 def as_images(images: Any, copy: bool = False) -> Tensor:
-    """Images as a uint8 tensor (n, channels, height, width), whatever of the allowed forms they came in.
-
-    With `copy`, nobody else can change its pixels.
-    """
+    """Convert images to a uint8 tensor (n, channels, height, width); `copy`: one that shares no memory with them."""
     from_torch = isinstance(images, Tensor)
     if from_torch and (images.layout != torch.strided or images.is_meta or images.is_quantized):
         raise UsageError("images must be an ordinary tensor with pixels, not a sparse, quantized, nested or meta one")
@@ -39,19 +36,18 @@ def as_images(images: Any, copy: bool = False) -> Tensor:
         first, last = x.shape[1] in (1, 3), x.shape[3] in (1, 3)
         if not (first or last):
             raise UsageError(f"images must have 1 or 3 channels, first or last; their shape is {tuple(x.shape)}")
-        if last and not (first and from_torch):  # where both could be, numpy has them last and torch first
+        if last and not (first and from_torch):  # ambiguous: last for numpy, first for torch
             x = x.permute(0, 3, 1, 2)
-    # Through one dimension: a single channel has two layouts that torch calls contiguous, and they round differently.
+    # Flatten and view: with one channel, two memory layouts count as contiguous, and their results differ.
     flat = x.contiguous().flatten()
     return (flat.clone() if copy and from_torch else flat).view(x.shape)
 
 
 def as_batch(images: Any, known: tuple[int, int, int]) -> Any:
-    """Images as they are, or one image (height, width, channels), (channels, height, width) or (height, width) as a
-    batch of it, where images of the shape `known` are expected."""
+    """Turn a single image into a batch of one, where images of the shape `known` are expected."""
     try:
         shape = tuple(np.shape(images))
-    except ValueError:  # of several sizes, which is said elsewhere
+    except ValueError:  # images of several sizes: `as_images` raises
         return images
     channels, height, width = known
     alone = shape in ((height, width), (height, width, channels)) or (channels > 1 and shape == known)
@@ -63,7 +59,7 @@ Statistics = tuple[Sequence[float], Sequence[float]]
 
 
 def check_statistics(normalise: Statistics | None) -> None:
-    """Refuse what is not a mean and a standard deviation for each channel, or None."""
+    """Refuse anything but None, or a mean and a standard deviation for each channel."""
     if normalise is None:
         return
     try:
@@ -81,7 +77,7 @@ def as_statistics(normalise: Statistics, channels: int) -> tuple[Tensor, Tensor]
     """The mean and the standard deviation of each channel, in units of pixel values."""
     mean, std = (torch.as_tensor(v, dtype=torch.float64) * 255 for v in normalise)
     if len(mean) != channels:
-        raise UsageError(f"normalise is for {len(mean)} channel(s), and the images have {channels}")
+        raise UsageError(f"normalise has {len(mean)} channels, and the images have {channels}")
     return mean, std
 
 

@@ -1,4 +1,4 @@
-"""Labels: what users call their classes. They come back as they went in, also after saving and loading."""
+"""Labels, as users name their classes. Saving and loading preserves them exactly."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from ..errors import UsageError
 
 DIGITS = 1000
-"""of a whole number, at most"""
+"""most digits of an integer"""
 DEPTH = 20
-"""of tuples within tuples, at most"""
+"""deepest nesting of tuples"""
 
 
 def as_labels(labels: Any, count: int) -> list[Hashable]:
     """Labels as a list of plain values, one for each of `count` images."""
     if isinstance(labels, (Set, Mapping)):
-        raise UsageError(f"labels must come in the order of the images, and a {type(labels).__name__} has none")
+        raise UsageError(f"labels must be in the order of the images, and a {type(labels).__name__} has no order")
     if isinstance(labels, (np.ndarray, Tensor)) and labels.ndim == 0:
         labels = labels.reshape(1)
     try:
@@ -35,7 +35,7 @@ def as_labels(labels: Any, count: int) -> list[Hashable]:
 
 
 def as_label(label: Any, depth: int = 0) -> Hashable:
-    """A label as a plain value; refused if it could not be saved, or found again after loading."""
+    """A label as a plain value. Refuse labels that cannot be saved and restored exactly."""
     if isinstance(label, (np.generic, Tensor)) and np.ndim(label) == 0 and not isinstance(label, np.datetime64):
         label = label.item()
     if type(label) is tuple and depth < DEPTH:
@@ -53,7 +53,7 @@ def as_label(label: Any, depth: int = 0) -> Hashable:
 
 
 def as_array(labels: Sequence[Hashable]) -> np.ndarray[Any, Any]:
-    """An array of labels: of numbers or of strings, where numpy keeps them all exactly, else of objects."""
+    """An array of labels: of numbers or strings if numpy represents all of them exactly, else of objects."""
     for kind, letter in ((int, "i"), (float, "f"), (str, "U")):
         if all(type(label) is kind for label in labels) and labels:
             try:
@@ -63,13 +63,13 @@ def as_array(labels: Sequence[Hashable]) -> np.ndarray[Any, Any]:
             if array.dtype.kind == letter and array.tolist() == list(labels):  # numpy drops a NUL at the end
                 return array
     array = np.empty(len(labels), dtype=object)
-    for k, label in enumerate(labels):  # one by one: numpy would take a tuple for a row
+    for k, label in enumerate(labels):  # one by one: numpy would read a tuple as a row
         array[k] = label
     return array
 
 
 def label_to_plain(label: Hashable) -> Any:
-    """A label as JSON has it."""
+    """A label as plain JSON."""
     if isinstance(label, tuple):
         return {"tuple": [label_to_plain(part) for part in label]}
     if isinstance(label, float) and math.isinf(label):
@@ -78,7 +78,7 @@ def label_to_plain(label: Hashable) -> Any:
 
 
 def label_from_plain(plain: Any) -> Any:
-    """The label that `label_to_plain` made plain."""
+    """The inverse of `label_to_plain`."""
     if not isinstance(plain, dict):
         return plain
     return float(plain["float"]) if "float" in plain else tuple(label_from_plain(part) for part in plain["tuple"])

@@ -1,6 +1,7 @@
-"""The exemplars: how many may be kept, which ones, and in which order they are given up.
+"""The replay memory: its size, and how exemplars are chosen.
 
-A memory is positions of images, class by class, best exemplar first: giving some up keeps a prefix of each class.
+A memory is a tensor of positions of images, class by class, best exemplar first: shrinking it keeps a prefix of each
+class.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ EVERYTHING = 10**12
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be kept: so many images of every class (it grows with the classes), or so many in all."""
+    """The size of the memory: a number of images of every class, or of images in total."""
 
     per_class: int = 0
-    """images of every class, where there is no total"""
+    """images of every class, if there is no total"""
     total: int | None = None
-    """images in all"""
 
     @classmethod
     def parse(cls, text: str | int) -> Budget:
-        """`20`: of every class; `total:2000`: in all, in equal shares; `0`: nothing; `all`: everything."""
+        """Parse `20` (images of every class), `total:2000` (in total, equal shares), `0` or `all`."""
         word = str(text).strip()
         if word == "all":
             return cls(per_class=EVERYTHING)
@@ -38,7 +38,7 @@ class Budget:
         return cls(total=int(number)) if word != number else cls(per_class=int(number))
 
     def share(self, classes: int) -> int:
-        """Images of each class that fit when there are that many classes (a budget's remainder stays unused)."""
+        """Images of each class, given the number of classes; a remainder of the total is unused."""
         return self.per_class if self.total is None else self.total // max(1, classes)
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Budget:
 
 
 def rank_in_class(y: Tensor) -> Tensor:
-    """The place of each image among those of its class, counted from 0, for y sorted by class."""
+    """The index of each image within its class, for y sorted by class."""
     _, counts = torch.unique_consecutive(y, return_counts=True)
     starts = counts.cumsum(0) - counts
     places: Tensor = torch.arange(len(y), device=y.device) - starts.repeat_interleave(counts)
@@ -56,7 +56,7 @@ def rank_in_class(y: Tensor) -> Tensor:
 
 
 def keep(memory: Tensor, y: Tensor, m: int) -> Tensor:
-    """The first m exemplars of every class, of a memory with labels y."""
+    """Keep the first m exemplars of every class of a memory with labels y."""
     return memory[rank_in_class(y) < m]
 
 
@@ -65,7 +65,7 @@ def choose_by_herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) ->
 
     Features are L2-normalised (`unit_length`); the k-th exemplar is the image, not yet chosen, that brings the mean of
     the chosen ones nearest to the mean μ of the class: argmin_x ‖μ − (x + Σ chosen) / k‖. All classes at once, in
-    float64, so that rounding does not choose differently on another device.
+    float64, so that devices agree.
     """
     order = torch.argsort(y, stable=True)
     _, counts = torch.unique_consecutive(y[order], return_counts=True)
@@ -88,7 +88,7 @@ def choose_by_herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) ->
     if not picks:
         return order[:0]
     ranked = torch.stack(picks, 1)
-    return ranked[torch.arange(ranked.shape[1], device=y.device) < counts[:, None]]  # small classes ran out
+    return ranked[torch.arange(ranked.shape[1], device=y.device) < counts[:, None]]  # small classes have fewer
 
 
 def choose_at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:
@@ -99,22 +99,19 @@ def choose_at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:
 
 
 def hold_out(y: Tensor, h: int, gen: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Indices of the images but h of every class, drawn at random, and of those: Algorithm 1's D_t and B_t."""
+    """Draw h images of every class at random; returns indices of the others and of these: Algorithm 1's D_t and B_t."""
     which = choose_at_random(y, h, gen)
     kept = torch.ones(len(y), dtype=torch.bool, device=y.device).index_fill(0, which, False)
     return kept.nonzero()[:, 0], which
 
 
-def oversample(group: Tensor, wanted: Tensor, gen: torch.Generator) -> Tensor:
-    """Indices of an epoch, shuffled, with `wanted[k]` images of group k.
-
-    Images of which there are too few come again and again, each as often as the others, give or take one.
-    """
+def oversample(group: Tensor, sizes: Tensor, gen: torch.Generator) -> Tensor:
+    """Shuffled indices of an epoch with `sizes[k]` images of group k; images of a group repeat equally often, ± 1."""
     counts = torch.bincount(group)
     random = torch.rand(len(group), generator=gen, device=gen.device, dtype=torch.float64)
     order = torch.argsort(group + random)  # group after group, each shuffled
-    # Of every group as many places as are wanted, which count from 0 to its last image and begin again.
-    place = torch.arange(int(wanted.sum()), device=group.device) - (wanted.cumsum(0) - wanted).repeat_interleave(wanted)
+    # Every group is repeated cyclically, up to its size.
+    place = torch.arange(int(sizes.sum()), device=group.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     first = counts.cumsum(0) - counts
-    which = order[first.repeat_interleave(wanted) + place % counts.repeat_interleave(wanted)]
+    which = order[first.repeat_interleave(sizes) + place % counts.repeat_interleave(sizes)]
     return which[torch.randperm(len(which), generator=gen, device=gen.device)]

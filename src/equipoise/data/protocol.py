@@ -1,4 +1,4 @@
-"""The order of the classes, and how they are cut into steps."""
+"""The order of the classes, and their division into steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..errors import DataError, UsageError
 def order_classes(order: str, classes: int) -> list[int]:
     """The order in which the classes are learned.
 
-    `order` is a seed for NumPy's legacy generator (1993 is what this field uses), `natural`, or a file that
-    lists every label once, separated by white space or commas.
+    `order` is a seed of NumPy's legacy generator (usually 1993), `natural`, or a file that lists every label once,
+    separated by white space or commas.
     """
     order = str(order)
     if order == "natural":
@@ -28,10 +28,10 @@ def order_classes(order: str, classes: int) -> list[int]:
     path = Path(order)
     try:
         found = path.is_file()
-    except (OSError, ValueError):  # too long, or a character that no name may have
+    except (OSError, ValueError):  # too long, or an invalid character
         found = False
     if not found:
-        raise UsageError(f"--order {order[:100]}: neither a seed, nor 'natural', nor a file")
+        raise UsageError(f"--order {order[:100]} is not a seed, 'natural' or an existing file")
     words = path.read_text(errors="replace").replace(",", " ").split()
     if not all(w.isdecimal() for w in words):
         raise DataError(f"{order} must hold whole numbers only, separated by white space or commas")
@@ -42,7 +42,7 @@ def order_classes(order: str, classes: int) -> list[int]:
 
 
 def split_classes(classes: int, base: int, steps: int) -> tuple[int, ...]:
-    """How many classes each step brings: the base step's, then the others', all of them equal."""
+    """The number of classes of each step: the base step's, then an equal number for the others."""
     for name, value in (("base", base), ("steps", steps)):
         if not isinstance(value, numbers.Integral):
             raise UsageError(f"--{name} must be a whole number, not {value!r}")
@@ -54,6 +54,6 @@ def split_classes(classes: int, base: int, steps: int) -> tuple[int, ...]:
     if steps < 1 or rest % steps:
         fits = ", ".join(str(k) for k in range(1, rest + 1) if rest % k == 0)
         raise UsageError(
-            f"--steps {steps} does not divide the {rest} classes left after the base step; what does: {fits}"
+            f"--steps {steps} does not divide the {rest} classes left after the base step; use one of {fits}"
         )
     return (base,) + (rest // steps,) * steps

@@ -1,4 +1,4 @@
-"""Where every random number comes from: a generator named by what it is for, never the global seed."""
+"""Random generators named by their purpose; the global seed is never used."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """The generator for one purpose, such as (seed, step 3, "augment", epoch 17).
 
-    It depends on nothing that happened before. So a checkpoint holds no generator state, a run that goes on
-    after a kill draws what it would have drawn, and looking at the model in between changes nothing.
+    It depends on its name only. So checkpoints need no generator state, a resumed run draws the same numbers, and
+    predicting during training changes nothing.
     """
     return torch.Generator(device).manual_seed(derive_seed(seed, *purpose))
 

@@ -1,1 +1,1 @@
-"""The only training loop, and the ways in which its steps are launched."""
+"""The training loop, and the ways to launch its steps."""

@@ -1,4 +1,4 @@
-"""Batches of one shape, laid out on the device beforehand: the loop sends nothing while it trains."""
+"""Batches of fixed shape, prepared on the device: the loop transfers nothing during an epoch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..data.images import Images
 from ..step import More, Step
 
 Order = Callable[[int], Tensor]
-"""the k-th epoch, as positions"""
+"""positions of the images of the k-th epoch"""
 Draw = Callable[[tuple[int, int], int], Tensor]
-"""random numbers for the augmentation of (batches, images), named by a number"""
+"""random numbers for the augmentation of (batches, images); the second argument names the generator"""
 
 
 class Table:
-    """Batches as positions, with the random numbers of their augmentation, and a counter that says which is next."""
+    """Batches as positions, the random numbers of their augmentation, and a counter."""
 
     def __init__(self, images: Images, crop: Crop, most: int, size: int) -> None:
         self.images, self.crop, self.size = images, crop, size
@@ -28,13 +28,13 @@ class Table:
         self.at = torch.zeros(1, dtype=torch.long, device=device)
 
     def lay_out(self, batches: Tensor, drawn: Tensor) -> None:
-        """Make these the next batches: positions (batches, size) and random numbers."""
+        """Set the next batches: positions (batches, size) and random numbers."""
         self.which[: len(batches)].copy_(batches)
         self.drawn[: len(batches)].copy_(drawn)
         self.at.zero_()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """The next batch: images, augmented, and labels."""
+        """Return the augmented images and the labels of the next batch."""
         which = self.which.index_select(0, self.at)[0]
         drawn = self.drawn.index_select(0, self.at)[0]
         self.at += 1
@@ -42,24 +42,24 @@ class Table:
 
 
 class Batches(Table):
-    """Batches cut from a stream of epochs laid end to end: nothing is dropped, nothing is short.
+    """Batches of equal size cut from a stream of epochs. A batch may span two epochs.
 
-    A batch may span two epochs. Any stretch of the stream can be had without what came before.
+    Any part of the stream can be loaded without what came before.
     """
 
     def __init__(self, images: Images, crop: Crop, size: int, order: Order, draw: Draw, most: int = 0) -> None:
-        """`most` batches are laid out at a time, one epoch's if not given."""
+        """`most` batches are laid out at a time, by default one epoch's."""
         self.order, self.draw = order, draw
         self.length = len(order(0))
         size = min(size, self.length)
         super().__init__(images, crop, most or -(-self.length // size) + 1, size)
 
     def count_batches(self, epochs: int) -> int:
-        """How many batches that many epochs are, rounded to the nearest."""
+        """Number of batches in so many epochs, rounded to the nearest."""
         return (2 * epochs * self.length + self.size) // (2 * self.size)
 
     def load(self, first: int, last: int, name: int) -> Tensor:
-        """Lay out the batches first, ..., last - 1; `name` names their augmentation. Returns their positions."""
+        """Lay out the batches first, ..., last - 1; `name` names their random numbers. Returns their positions."""
         begin, end = first * self.size, last * self.size
         epochs = range(begin // self.length, -(-end // self.length))
         if not epochs:
@@ -77,7 +77,7 @@ def shuffle(n: int, gen: torch.Generator) -> Tensor:
 
 
 class SecondStream(Table):
-    """The second stream of a source: images of the data, or pixels of the state that stand for the memory's."""
+    """The second stream of batches: images of the data set, or pixels in the state that replace the memory's."""
 
     def __init__(self, s: Step, more: More, crop: Crop, most: int) -> None:
         images = s.images

@@ -1,7 +1,7 @@
-"""How training steps are launched: kernel by kernel, or the whole step recorded as a CUDA graph and replayed.
+"""Launching training steps: kernel by kernel, or the whole step as a CUDA graph.
 
-A net of half a million weights is some hundreds of kernels of a few microseconds each. Launching them one by one from
-Python takes several times as long as running them, so on a GPU a step is recorded once and then replayed.
+A step of a small net is hundreds of kernels of a few microseconds each. Launching them one by one from Python takes
+several times as long as running them, so on a GPU a step is captured once and then replayed.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from .gpu import STREAMS
 from .kernels.launch import compile_together
 
 Engine = Literal["fused", "compiled", "captured", "eager"]
-"""a CUDA graph with our own kernels; one with compiled backbones; a CUDA graph; kernel by kernel"""
+"""CUDA graph with our own kernels; CUDA graph with torch.compile; CUDA graph; kernel by kernel"""
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 Steps = list[Callable[[], None]]
 
 WARM_UP = 3
-"""calls before recording: libraries choose their algorithms, and what is allocated once is allocated"""
+"""calls before capturing: libraries choose algorithms and allocate workspaces"""
 
 RECORDING = threading.Lock()
-"""held while a step is recorded: torch's stream for that and the list of kernels to compile are the whole process's"""
+"""one capture at a time: the capture stream and the list of kernels to compile are global"""
 
 log = logging.getLogger("equipoise")
 
 
 class UnfitError(Exception):
-    """This engine does not support the model, and why; the next one is tried."""
+    """This engine does not support the model; the message says why. The next one is tried."""
 
 
 class SideStream:
-    """Runs the block `with aside:` on a second stream of the GPU; `join` makes the main stream wait. None on a CPU.
+    """Runs a `with` block on a second stream of the GPU; `join` makes the main stream wait. No effect on a CPU.
 
-    What is read aside must live until the join: memory that its own stream gives back is used again at once.
+    Tensors that the block reads must stay alive until the join: the main stream reuses freed memory at once.
     """
 
     def __init__(self, device: torch.device, purpose: str) -> None:
@@ -59,7 +59,7 @@ class SideStream:
         self.inside.close()
 
     def join(self) -> None:
-        """Let what follows wait for what was done aside."""
+        """Make the main stream wait for the side stream."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
@@ -71,11 +71,11 @@ def prepare(
     requested: bool = False,
     generators: Sequence[torch.Generator] = (),
 ) -> tuple[Steps, Engine]:
-    """The steps that `make` makes for an engine, ready to be called, and the engine that was taken.
+    """Prepare the steps that `make` returns for an engine; returns them and the engine that is used.
 
-    `state` is every tensor that a step changes; it is left as it was. Where a compiler, a driver or an operator fails,
-    a warning says so and the next simpler engine is taken. An engine that does not support the model is passed over,
-    with a warning where it was `requested` by name. A step draws its random numbers from `generators`, if any.
+    If a compiler, a driver or an operator fails, it warns and tries the next simpler engine. So it does if an engine
+    does not support the model, but warns only if the engine was `requested` by name. `state` lists all tensors that a
+    step changes; they are restored. `generators` are those that a step draws from.
     """
     for attempt in ENGINES[ENGINES.index(engine) :]:
         if attempt == "eager":
@@ -88,9 +88,9 @@ def prepare(
                 log.warning("training is %s instead of %s: %s", simpler, attempt, error)
         except Exception as error:
             if is_gpu_full(error):
-                raise  # a simpler engine needs no less
+                raise  # a simpler engine needs as much
             before = [t.detach().clone() for t in state]
-            make("eager")[0]()  # a fault in an objective is raised here, as what it is
+            make("eager")[0]()  # a bug in an objective raises its own error here
             restore_tensors(state, before)
             reason = str(error).strip().splitlines()
             log.warning("training cannot be %s here, and is slower: %s", attempt, reason[0] if reason else repr(error))
@@ -98,7 +98,7 @@ def prepare(
 
 
 def restore_tensors(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Give tensors the values that they had before."""
+    """Restore the values of tensors."""
     with torch.no_grad():
         for t, old in zip(state, before):
             t.copy_(old)
@@ -107,7 +107,7 @@ def restore_tensors(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
 def capture_step(
     step: Callable[[], None], state: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
 ) -> Callable[[], None]:
-    """`step` as a CUDA graph that does the same to the same tensors; `state` is what it changes, left as it was."""
+    """Capture `step` as a CUDA graph. `state` lists the tensors that it changes; they are restored."""
     before = [t.detach().clone() for t in state]
     with RECORDING:
         return _capture_step(step, state, before, generators)
@@ -118,30 +118,30 @@ def _capture_step(
 ) -> Callable[[], None]:
     restore = partial(restore_tensors, state, before)
 
-    aside = STREAMS.get(torch.device("cuda"), "recording")
-    aside.wait_stream(torch.cuda.current_stream())
+    side = STREAMS.get(torch.device("cuda"), "recording")
+    side.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(aside):
+        with torch.cuda.stream(side):
             with compile_together():
                 step()
             restore()
             for _ in range(WARM_UP):
                 step()
                 restore()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        for generator in generators:  # so that each replay goes on drawing from it
+        for generator in generators:  # so that each replay draws new numbers
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
             step()
     except BaseException:
-        STREAMS.forget()  # who knows what state a recording that failed has left them in
+        STREAMS.forget()  # a failed capture may leave them in any state
         raise
     finally:
         torch.cuda.synchronize()
         restore()
 
-    def replay(keep: Callable[[], None] = step) -> None:  # with the step, all that the graph has addresses of
+    def replay(keep: Callable[[], None] = step) -> None:  # keeps alive all tensors that the graph uses
         graph.replay()
 
     return replay

@@ -1,4 +1,4 @@
-"""Where training is computed, and how exactly: a device, a precision, an engine."""
+"""Device, precision and engine of the training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .cuda_graph import ENGINES, Engine
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """auto, cpu or cuda as a device; a GPU that is not there is an error."""
+    """The device for auto, cpu or cuda; a missing GPU is an error."""
     name = str(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -23,12 +23,12 @@ def resolve_device(name: str | torch.device) -> torch.device:
     except RuntimeError:
         raise UsageError(f"device must be auto, cpu or cuda, not {name!r}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RunError(f"device {name} is not there: torch finds {torch.cuda.device_count()} GPU(s); use --device cpu")
+        raise RunError(f"device {name} was not found: torch sees {torch.cuda.device_count()} GPUs; use --device cpu")
     return device
 
 
 def resolve_precision(name: str, device: torch.device) -> bool:
-    """Whether to compute in bf16: auto does so on a GPU that has it."""
+    """Whether to compute in bf16; auto: on GPUs that support it."""
     if name not in ("auto", "fp32", "bf16"):
         raise UsageError(f"precision must be auto, fp32 or bf16, not {name!r}")
     return name == "bf16" or (name == "auto" and device.type == "cuda" and _has_bf16(device))
@@ -40,7 +40,7 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def resolve_engine(name: str, device: torch.device) -> Engine:
-    """How training steps are launched: auto is the fastest there is, which is the first of ENGINES on a GPU."""
+    """The engine by name; auto is the fastest one for the device."""
     if name == "auto":
         return ENGINES[0] if device.type == "cuda" else "eager"
     if name not in ENGINES:
@@ -52,7 +52,7 @@ def resolve_engine(name: str, device: torch.device) -> Engine:
 
 @contextlib.contextmanager
 def reset_torch_settings(device: torch.device) -> Iterator[None]:
-    """Train and load as always, whatever the caller is in the middle of: autocast, inference mode, other defaults."""
+    """Reset autocast, inference mode and default dtype to torch's defaults, whatever the caller has set."""
     default, plain = torch.get_default_dtype(), torch.autocast(device.type, enabled=False)
     torch.set_default_dtype(torch.float32)
     try:
@@ -64,7 +64,7 @@ def reset_torch_settings(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_device(device: torch.device, tuned: bool = True) -> Iterator[None]:
-    """On a GPU: the chosen one, and fp32 that is fp32, not TF32; `tuned` tries which convolutions are fastest."""
+    """Select the GPU, disable TF32, and with `tuned` let cuDNN benchmark convolutions. No effect on a CPU."""
     if device.type != "cuda":
         yield
         return
@@ -72,10 +72,10 @@ def use_device(device: torch.device, tuned: bool = True) -> Iterator[None]:
     tried = cudnn.benchmark
     try:
         allowed = cudnn.allow_tf32, matmul.allow_tf32
-    except RuntimeError:  # whoever set precisions by torch's newer names has decided
+    except RuntimeError:  # the user has set precisions by torch's newer names
         allowed = None
     try:
-        cudnn.benchmark = tuned  # which takes seconds, and pays only where much is computed
+        cudnn.benchmark = tuned  # takes seconds, which pays for training only
         if allowed is not None:
             cudnn.allow_tf32 = matmul.allow_tf32 = False
         with torch.cuda.device(device):

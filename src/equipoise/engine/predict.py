@@ -1,4 +1,4 @@
-"""A net's answers to images, as in prediction: in fp32, chunk by chunk, with training left as it was."""
+"""Evaluating a net: in eval mode and fp32, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..nets import Net, Out
 from .device import use_device
 
 CHUNK = 1000 * 32 * 32
-"""pixels that are predicted at a time, at most"""
+"""most pixels in a chunk"""
 FEW = 150
-"""images that a GPU answers to sooner with weights as they lie in memory (benchmarks/README.md)"""
+"""up to so many images, converting the layout of weights does not pay (benchmarks/README.md)"""
 
 View = Callable[[Tensor], Tensor]
 
@@ -27,18 +27,17 @@ def compute_outputs(
     classify: bool = True,
     chunk: int | None = None,
 ) -> Iterator[Out]:
-    """The net's output for images x, or for those at the positions `where`, or for what `view` makes of them.
+    """The net's outputs for images x, or those at the positions `where`, transformed by `view`.
 
-    A chunk is 1,000 images of 32 × 32 pixels or less, and fewer larger ones: as many pixels at most.
+    A chunk is 1,000 images of up to 32 × 32 pixels, or as many pixels in fewer, larger images.
     """
     device = net.mean.device
     chunk = chunk or max(1, CHUNK // max(CHUNK // 1000, x.shape[2] * x.shape[3]))
     count = len(x) if where is None else len(where)
-    # In fp32, also where training is in bf16: predicting is cheap, and rounded features choose other exemplars. A
-    # GPU has its fast fp32 convolutions for channels that come first in memory, unlike its bf16 ones; weights are
-    # laid out so in milliseconds, which a few images do not repay.
-    anew = net.named_parameters() if count > FEW else ()
-    weights = {name: w.detach().contiguous() for name, w in anew}
+    # In fp32 even if training is in bf16: predicting is cheap, and rounded features choose other exemplars. On a GPU,
+    # fp32 convolutions are fastest channels-first, bf16 ones channels-last.
+    converted = net.named_parameters() if count > FEW else ()
+    weights = {name: w.detach().contiguous() for name, w in converted}
     training = net.training
     net.eval()
     try:

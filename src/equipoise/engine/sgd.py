@@ -1,4 +1,4 @@
-"""SGD with momentum over groups of weights, in place, in few kernels whatever the number of tensors."""
+"""SGD with momentum over groups of weights, in place, with few kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Weights = dict[str, Tensor]
 
 @dataclass
 class Trained:
-    """The weights of a group, with their learning rate, which lies on the device, and their L2 penalty."""
+    """The weights of a group, with learning rate (on the device) and L2 penalty."""
 
     weights: Weights
     factor: float
@@ -26,12 +26,12 @@ class Trained:
 
 
 def select_weights(s: Step, stage: Stage) -> list[Trained]:
-    """The weights that a stage trains, group by group; all others are frozen."""
+    """The weights that a stage trains, by group. Freezes all others."""
     never = {f"backbone.{name}" for name in s.net.backbone.frozen}
     named = dict(s.net.named_parameters()) | {f"state.{name}": value for name, value in s.state.items()}
-    usual = stage.recipe.weight_decay
+    default = stage.recipe.weight_decay
     rates = [torch.zeros((), device=s.n.device) for _ in stage.groups]
-    groups = [Trained({}, g.lr, usual if g.decay is None else g.decay, lr) for g, lr in zip(stage.groups, rates)]
+    groups = [Trained({}, g.lr, default if g.decay is None else g.decay, lr) for g, lr in zip(stage.groups, rates)]
     for name, w in named.items():
         groups_of = (k for k, g in enumerate(stage.groups) if any(fnmatchcase(name, p) for p in g.names))
         of = None if name in never else next(groups_of, None)
@@ -43,12 +43,12 @@ def select_weights(s: Step, stage: Stage) -> list[Trained]:
 
 
 def check_groups(stage: Stage, names: Iterable[str], state: bool = True) -> None:
-    """Refuse patterns that name no weight; without `state`, those of a step's state are not looked at yet."""
+    """Refuse groups whose patterns match no weight; `state=False` ignores patterns of the step's state."""
     names = list(names)
     for group in stage.groups:
         patterns = [p for p in group.names if state or not p.startswith("state.")]
         if patterns and not any(fnmatchcase(name, p) for name in names for p in patterns):
-            raise UsageError(f"stage {stage.name} trains {', '.join(group.names)}, and there are no such weights")
+            raise UsageError(f"stage {stage.name} trains {', '.join(group.names)}, which match no weight")
 
 
 def sgd_(groups: Iterable[Trained], grads: Weights, momentum: Weights, recipe: Recipe) -> None:
@@ -68,7 +68,7 @@ def sgd_(groups: Iterable[Trained], grads: Weights, momentum: Weights, recipe: R
 
 
 def look_ahead(groups: Iterable[Trained], grads: Weights, momentum: Weights, recipe: Recipe) -> Weights:
-    """θ*: where that step would go from here."""
+    """θ*: the weights after that step."""
     ahead: Weights = {}
     for group in groups:
         w, g, b = ([part[k] for k in group.weights] for part in (group.weights, grads, momentum))
@@ -81,6 +81,6 @@ def look_ahead(groups: Iterable[Trained], grads: Weights, momentum: Weights, rec
 
 
 def compute_gradient(loss: Tensor, weights: Weights, again: bool = False) -> Weights:
-    """The gradient of the loss by weight; `again` keeps what a second call needs."""
+    """The gradient of the loss by weight; `again` retains the graph."""
     grads = torch.autograd.grad(loss, list(weights.values()), retain_graph=again, materialize_grads=True)
     return dict(zip(weights, grads))

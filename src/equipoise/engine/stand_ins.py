@@ -1,4 +1,4 @@
-"""What stands in for a net's own features in a training step: the same weights, by other kernels."""
+"""Faster functions in place of a net's own features in a training step, with the same weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .cuda_graph import Engine, UnfitError
 
 
 def replace_features(engine: Engine, s: Step, bf16: bool, method: Method) -> tuple[Features | None, Features | None]:
-    """What stands in for the features of the net and of its teacher; None for nothing.
+    """Functions that replace the features of the net and of its teacher; None for no replacement.
 
-    Features only: their shapes never change, while the head grows from step to step.
+    Only features: their shapes are constant, while the head grows with every step.
     """
     if engine == "compiled":
         return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
@@ -29,25 +29,25 @@ def replace_features(engine: Engine, s: Step, bf16: bool, method: Method) -> tup
 
 
 def explain_unfit(s: Step, bf16: bool, method: Method) -> str | None:
-    """Why our kernels cannot train this; None if they can."""
+    """Why our kernels do not support this training; None if they do."""
     if not bf16:
-        return "our kernels count in bf16, and the precision is fp32"
+        return "our kernels compute in bf16, and the precision is fp32"
     for net in (s.net, s.teacher):
         if net is not None and not has_kernels(net.backbone):
-            return f"there are no kernels of ours for this {type(net.backbone).__name__}"
+            return f"we have no kernels for this {type(net.backbone).__name__}"
     height, width = s.images.x.shape[2:]
     if height % 4 or width % 4:
-        return f"our kernels halve both sides of an image twice, and {height} x {width} pixels cannot be halved so"
+        return f"our kernels need height and width to be multiples of 4, and images have {height} x {width} pixels"
     if not s.net.training and any(w.requires_grad for w in s.net.backbone.parameters()):
-        return "our kernels learn from the statistics of batches, and batch norms are frozen"
+        return "our kernels train with batch statistics, and batch norms are frozen"
     if method.overrides("views") or any(value.ndim == 4 for value in s.state.values()):
-        return "our kernels read images as they come, and this method makes its own"
+        return "our kernels read images of the data set, and this method makes its own"
     return None
 
 
 def has_kernels(backbone: Backbone) -> bool:
-    """Whether our kernels compute what this backbone does: it is one of theirs, and nobody has changed it."""
+    """Whether our kernels support this backbone: a known class, without changes."""
     norms = [m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    usual = all(m.eps == 1e-5 and m.momentum == 0.1 and m.affine and m.track_running_stats for m in norms)
+    default = all(m.eps == 1e-5 and m.momentum == 0.1 and m.affine and m.track_running_stats for m in norms)
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
-    return type(backbone) in RESIDUAL and usual and not hooked
+    return type(backbone) in RESIDUAL and default and not hooked

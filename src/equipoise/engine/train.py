@@ -1,4 +1,4 @@
-"""fit(): the only training loop. Device, precision and the order of things live here; mathematics does not."""
+"""fit(): the training loop of all methods."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from .stand_ins import replace_features
 
 
 class Epoch(NamedTuple):
-    """What is known at the end of an epoch."""
+    """Progress and measurements at the end of an epoch."""
 
     step: int
     """t, from 0"""
     stage: str
-    """which training of the step"""
+    """name of the stage"""
     epoch: int
-    """epochs done, from 1"""
+    """epochs done in this stage"""
     epochs: int
-    """epochs there are"""
+    """epochs of this stage"""
     loss: float
-    """mean of the training loss over the epoch"""
+    """mean training loss of the epoch"""
     lr: float
     """learning rate of the epoch"""
     alpha: float | None
     """Meta's α"""
     images_per_second: float
-    """in this epoch"""
+    """speed of the epoch"""
     seconds: float
-    """since the stage began, pauses left out"""
+    """training time of the stage so far"""
     mib: float | None = None
-    """memory of the GPU at its peak while the stage is trained, counted from its beginning; None on a CPU"""
+    """peak GPU memory of the stage; None on a CPU"""
 
 
 @dataclass
 class Position:
-    """Where the training of a step stands, besides the net: all that resuming needs."""
+    """The position in the training of a step: all that resuming needs besides the net."""
 
     stage: int = 0
     """index of the stage"""
@@ -65,34 +65,34 @@ class Position:
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a stage is computed."""
+    """Seed, augmentation, precision and engine of a training."""
 
     seed: int
     crop: Crop
     bf16: bool = False
     engine: Engine = "eager"
-    """how training steps are launched, which changes their speed and not what they compute"""
+    """how training steps are launched; affects speed only"""
     requested: bool = False
-    """whether that engine was requested by name, so that another in its place is worth a warning"""
+    """whether the engine was requested by name: if so, a fallback warns"""
 
 
 class Callbacks(NamedTuple):
-    """Who is told of progress: of each epoch, and after each batch of the epochs launched so far, such as 2.25."""
+    """Called after each epoch, and after each batch with the number of epochs so far, such as 2.25."""
 
     epoch: Callable[[Epoch], None] = lambda epoch: None
     batch: Callable[[float], None] = lambda epochs: None
 
 
 def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tell: Callbacks = Callbacks()) -> Engine:
-    """Train one stage from `at` to the last epoch of its recipe; `at` moves along. Returns the engine that was used."""
+    """Train one stage from `at`, which is updated, to the last epoch. Returns the engine used."""
     recipe = stage.recipe
     if at.epoch == recipe.epochs:
-        return on.engine  # nothing is left to do
+        return on.engine  # the stage is complete
     training = Training(method, s, stage, at, on)
     launches = training.load(at.epoch)
     cuda = s.n.is_cuda
     if cuda:
-        reset_peak_memory(s.n.device)  # what predicting took before is not what training takes
+        reset_peak_memory(s.n.device)  # earlier predictions do not count
     steps, engine = training.prepare()
     mib: float | None = None
     for epoch in range(at.epoch, recipe.epochs):
@@ -101,24 +101,24 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
         for i, kind in enumerate(launches):
             steps[kind]()
             tell.batch(epoch + (i + 1) / len(launches))
-        loss = training.total.item() / max(1, len(launches))  # where the CPU waits for the device, once an epoch
+        loss = training.total.item() / max(1, len(launches))  # the CPU waits for the device here, once an epoch
         seconds = time.perf_counter() - began
         if not math.isfinite(loss):
             raise explain_divergence(loss, training, epoch)
         at.epoch, at.seconds = epoch + 1, at.seconds + seconds
         speed, launches = training.count_images(launches) / max(seconds, 1e-9), []
-        if cuda and mib is None:  # all epochs take the same, and whoever is told of one may predict
+        if cuda and mib is None:  # equal in all epochs; a callback may predict, which needs more
             mib = get_recent_peak_memory(s.n.device)
         alpha = None if training.adapt is None else s.state[training.adapt.name].item()
         rate = recipe.lr_at(epoch)
         tell.epoch(Epoch(s.t, stage.name, epoch + 1, recipe.epochs, loss, rate, alpha, speed, at.seconds, mib))
-        if s.net.training != (stage.batch_norm == "train"):  # half a millisecond for all modules, and seldom needed
+        if s.net.training != (stage.batch_norm == "train"):  # a callback may change it; setting it always costs 0.5 ms
             s.net.train(stage.batch_norm == "train")
     return engine
 
 
 def explain_divergence(loss: float, training: Training, epoch: int) -> DivergedError:
-    """What to do about a loss that is no number."""
+    """The error for a loss that is not finite."""
     settings = {"refit": {"Finetune(lr=...)": "--finetune-lr"}}.get(training.stage.name, {"Recipe(lr=...)": "--lr"})
     settings |= {"Meta(alpha_lr=...)": "--alpha-lr"} if training.adapt is not None else {}
     words = f"training diverged: the loss is {loss} in step {training.s.t}, epoch {epoch + 1}"
@@ -126,7 +126,7 @@ def explain_divergence(loss: float, training: Training, epoch: int) -> DivergedE
 
 
 class Training:
-    """The training of one stage, in tensors that stay where they are, so that a CUDA graph can hold them."""
+    """The training of one stage, in tensors with fixed addresses, as a CUDA graph needs them."""
 
     def __init__(self, method: Method, s: Step, stage: Stage, at: Position, on: Conditions) -> None:
         self.method, self.s, self.stage, self.on = method, s, stage, on
@@ -134,13 +134,13 @@ class Training:
         self.device = s.n.device
         self.groups = select_weights(s, stage)
         self.weights = {name: w for group in self.groups for name, w in group.weights.items()}
-        # Only what is trained has momentum.
+        # Frozen weights have no momentum.
         at.momentum = {n: at.momentum.get(n, torch.zeros_like(w)) for n, w in self.weights.items()}
         self.momentum = at.momentum
         self.total = torch.zeros((), device=self.device)
         self.noise = torch.zeros((), device=self.device)
         self.noise_generator = torch.Generator(self.device)
-        self.aside = SideStream(self.device, "teacher")
+        self.side_stream = SideStream(self.device, "teacher")
         self.sources = self._make_sources()
         adapt = method.remedy.adapt()
         self.adapt = adapt if adapt is not None and len(s.held) and stage.images == "all" else None
@@ -169,7 +169,7 @@ class Training:
         )
 
     def _make_sources(self) -> list[Batches]:
-        """The stream of batches, and where epochs end with a short one, the stream of those."""
+        """The stream of batches and, if epochs end with a short batch, the stream of those."""
         recipe, name = self.stage.recipe, self.stage.name
 
         def order(gen: torch.Generator) -> Tensor:
@@ -187,7 +187,7 @@ class Training:
     # An epoch ------------------------------------------------------------------------------------------------
 
     def load(self, epoch: int) -> list[int]:
-        """Lay out the batches of an epoch; returns which of the steps to launch, one after the other."""
+        """Lay out the batches of an epoch; returns the sequence of indices of the steps to launch."""
         train, short = self.sources[0], len(self.sources) - 1
         first, last = train.count_batches(epoch), train.count_batches(epoch + 1)
         self._load_second_stream(0, train.load(first, last, epoch), epoch)
@@ -201,7 +201,7 @@ class Training:
         for group in self.groups:
             group.lr.fill_(rate * group.factor)
         if self.stage.gradient_noise:
-            self.noise.fill_(math.sqrt(self.stage.gradient_noise / (1 + epoch) ** 0.55))  # it is a variance
+            self.noise.fill_(math.sqrt(self.stage.gradient_noise / (1 + epoch) ** 0.55))  # the formula is a variance
             self.noise_generator.manual_seed(derive_seed(self.on.seed, self.s.t, self.stage.name, "noise", epoch))
         self.total.zero_()
         adapts = [bool(every) and i % every == 0 for i in range(first, last)]
@@ -209,7 +209,7 @@ class Training:
         return [len(self.sources) * a + e for a, e in zip(adapts, ends)]
 
     def _load_second_stream(self, k: int, which: Tensor, epoch: int) -> None:
-        """Lay out the second stream beside the batches of a source, where the method names one."""
+        """Lay out the second stream for the batches of a source, if the method has one."""
         name = self.stage.name
         gen = partial(generator, self.on.seed, self.s.t, name, device=self.device)
         more = self.method.more(self.s, which, gen("more", epoch, k)) if len(which) else None
@@ -220,14 +220,14 @@ class Training:
         second.lay_out(more.where, self.on.crop.draw(tuple(more.where.shape), gen("augment more", epoch, k)))
 
     def count_images(self, launches: list[int]) -> int:
-        """How many images these steps train on."""
+        """Number of images that these steps train on."""
         short = sum(kind % len(self.sources) for kind in launches)
         return (len(launches) - short) * self.sources[0].size + short * self.rest
 
     # A step --------------------------------------------------------------------------------------------------
 
     def prepare(self) -> tuple[list[Callable[[], None]], Engine]:
-        """The steps as functions, launched in the fastest way that there is for them, and which way that is."""
+        """Prepare the steps as functions; returns them and the engine used."""
         s = self.s
         changed = [*s.net.state_dict().values(), *self.momentum.values(), *s.state.values(), s.lam, self.total]
         changed += [source.at for source in self.sources]
@@ -236,16 +236,16 @@ class Training:
         engine = self.on.engine if self.method.capturable else "eager"
         generators = [self.noise_generator] if self.stage.gradient_noise else []
         drawn = self.noise_generator.get_state()
-        with torch._functorch.config.patch(donated_buffer=False):  # updating α goes back through one graph thrice
+        with torch._functorch.config.patch(donated_buffer=False):  # Meta runs backward through one graph three times
             made = prepare(engine, self.make_steps, changed, self.on.requested, generators)
-        self.noise_generator.set_state(drawn)  # recording has drawn from it
+        self.noise_generator.set_state(drawn)  # capturing has drawn from it
         return made
 
     def make_steps(self, engine: Engine) -> list[Callable[[], None]]:
-        """A step for each source, then one for each that updates α as well."""
+        """A step for each source; with Meta also one for each that updates α."""
         student, teacher = replace_features(engine, self.s, self.on.bf16, self.method)
         kinds = [False] if self.adapt is None else [False, True]
-        ahead = student if engine == "fused" else None  # what is compiled is so for the net's own weights alone
+        ahead = student if engine == "fused" else None  # compiled features use the net's own weights only
         both = range(len(self.sources))
         return [partial(self.run_step, k, adapts, student, teacher, ahead) for adapts in kinds for k in both]
 
@@ -278,19 +278,19 @@ class Training:
     def forward(
         self, source: Table, student: Features | None, teacher: Features | None, more: More | None = None
     ) -> Batch:
-        """The next batch of a source, as the net and the teacher see it."""
+        """The outputs of net and teacher for the next batch of a source."""
         x, y = source.next_batch()
         x = self.method.views(x)
         y = y.repeat(len(x) // len(y))
         s, learns = self.s, more is None or more.gradient
-        taught = s.teacher is not None and (more is None or more.teacher)
+        has_teacher = s.teacher is not None and (more is None or more.teacher)
         ref: Out | None = None
-        # Without autocast's cache of cast weights: inside an outer autocast it would outlive the step, and be stale.
+        # Without autocast's weight cache, which would be stale after this step inside an outer autocast.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.on.bf16, cache_enabled=False):
-            with self.aside, torch.no_grad():
-                if taught and s.teacher is not None:
+            with self.side_stream, torch.no_grad():
+                if has_teacher and s.teacher is not None:
                     ref = s.teacher(x, teacher)
             with torch.set_grad_enabled(learns):
                 out = s.net(x, student)
-        self.aside.join()
+        self.side_stream.join()
         return Batch(y, out, ref)

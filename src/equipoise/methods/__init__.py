@@ -1,4 +1,4 @@
-"""One file per method. Importing this package imports them all, which is all the registration there is."""
+"""One file per method. Importing this package imports, and thereby registers, all of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def find_methods() -> dict[str, type[Method]]:
-    """Every method that has been imported and has a name, by that name; of one defined again, the latest."""
+    """All imported methods by name; of duplicates, the latest."""
     return {kind.name: kind for kind in _walk_subclasses(Method) if kind.name}
 
 
 def find_built_in() -> dict[str, type[Method]]:
-    """Those of this package."""
+    """The methods of this package by name."""
     return {name: kind for name, kind in find_methods().items() if kind.__module__.startswith(f"{__name__}.")}
 
 
@@ -35,7 +35,7 @@ def _walk_subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
 
 
 def find_method(name: str) -> type[Method]:
-    """The method of that name; the nearest one is suggested if there is none."""
+    """The method of this name."""
     try:
         return find_methods()[name]
     except KeyError:
@@ -43,7 +43,7 @@ def find_method(name: str) -> type[Method]:
 
 
 def find_remedy(name: str) -> type[Remedy]:
-    """The remedy of that name, likewise; also one from elsewhere."""
+    """The remedy of this name, built-in or the user's."""
     every = {kind.name: kind for kind in _walk_subclasses(Remedy) if kind.name} | REMEDIES
     if name not in every:
         raise make_unknown_error("remedy", name, REMEDIES)
@@ -51,4 +51,4 @@ def find_remedy(name: str) -> type[Remedy]:
 
 
 KINDS: Kinds = {Method: find_method, Remedy: find_remedy}
-"""how methods and remedies are read from plain settings"""
+"""finds methods and remedies by name, for `from_plain`"""

@@ -27,7 +27,7 @@ class BiC(Method):
     """
 
     remedies = ()
-    reason = "its own correction is one"
+    reason = "it corrects the bias by itself"
     herds_unit_length = False
     least_memory = 2  # one image to train on, one to hold out
 
@@ -36,9 +36,9 @@ class BiC(Method):
         Lc = self.classify(b.out.z, b.y, s)
         if b.ref is None:
             return Lc
-        taught = b.ref.z if s.t == 1 else correct_bias(b.ref.z, s.sizes[:-1], s.state["bias"])
+        z_old = b.ref.z if s.t == 1 else correct_bias(b.ref.z, s.sizes[:-1], s.state["bias"])
         rho = s.n_old / s.N
-        return rho * distillation(b.out.z, taught, 2.0) / 4 + (1 - rho) * Lc
+        return rho * distillation(b.out.z, z_old, 2.0) / 4 + (1 - rho) * Lc
 
     def bias_objective(self, s: Step, b: Batch) -> Tensor:
         """Eq. 5, and the authors' penalty on the offset: 0.1 γ² / 2."""
@@ -46,7 +46,7 @@ class BiC(Method):
         return F.cross_entropy(z, b.y) + 0.05 * s.state["bias"][-1, 1] ** 2
 
     def stages(self, plan: Plan) -> Stages:
-        """After the training, twice as many epochs for β and γ."""
+        """A second stage after the training, with twice as many epochs, for β and γ."""
         train, choose = super().stages(plan)
         if plan.t == 0 or isinstance(train, str):
             return (train, choose)
@@ -55,7 +55,7 @@ class BiC(Method):
         return (train, bias, choose)
 
     def enter(self, s: Step, stage: Stage) -> None:
-        """β = 1 and γ = 0 for the classes of this step: a row for each step after the base step."""
+        """Initialise β = 1 and γ = 0 for this step's classes."""
         if stage.name == "bias":
             fresh = torch.tensor([[1.0, 0.0]], device=s.n.device)
             s.state["bias"] = torch.cat([s.state["bias"], fresh]) if "bias" in s.state else fresh
@@ -69,7 +69,7 @@ class BiC(Method):
         return ILBaseline()
 
     def scores(self, out: Out, known: Learned) -> Tensor:
-        """The corrected logits, once the correction is there."""
+        """The corrected logits, once the correction is learned."""
         bias = known.state.get("bias")
         if bias is None or len(bias) < len(known.sizes) - 1:
             return out.z

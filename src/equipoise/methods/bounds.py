@@ -1,4 +1,4 @@
-"""The two bounds that every reader looks for: plain fine-tuning, and joint training on all classes so far."""
+"""The lower and the upper bound: plain fine-tuning, and joint training on all classes so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .il_baseline import ILBaseline
 
 @dataclass(frozen=True)
 class FineTuning(Method):
-    """The classification loss and nothing else: without memory, what forgetting is; with one, plain replay."""
+    """The classification loss only: with a memory, plain replay."""
 
     name: ClassVar[str] = "fine-tuning"
     title: ClassVar[str] = "Fine-tuning"
@@ -26,7 +26,7 @@ class FineTuning(Method):
         return self.classify(b.out.z, b.y, s)
 
     def at_base(self) -> Method:
-        """That of IL-Baseline."""
+        """IL-Baseline."""
         return ILBaseline()
 
 
@@ -37,7 +37,7 @@ class Joint(Method):
     name: ClassVar[str] = "joint"
     title: ClassVar[str] = "Joint training"
     remedies = ()
-    reason = "all images of all classes are balanced"
+    reason = "its training set is balanced"
     least_memory = EVERYTHING
     fresh: ClassVar[bool] = True
 
@@ -46,5 +46,5 @@ class Joint(Method):
         return self.classify(b.out.z, b.y, s)
 
     def at_base(self) -> Method:
-        """That of IL-Baseline."""
+        """IL-Baseline."""
         return ILBaseline()

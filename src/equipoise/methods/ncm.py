@@ -32,7 +32,7 @@ class NCM(Method):
         return self.classify(b.out.z, b.y, s)
 
     def at_base(self) -> Method:
-        """That of IL-Baseline."""
+        """IL-Baseline."""
         return ILBaseline()
 
     def stages(self, plan: Plan) -> Stages:

@@ -40,7 +40,7 @@ class PODNet(Method):
         "large": Recipe(epochs=90, lr=0.05, schedule="cosine", batch=64, weight_decay=5e-4, clamp=5.0),
     }
     remedies = ("balanced", "relaxed", "meta", "memory-oversampling", "class-oversampling")
-    reason = "its own loss is no cross-entropy, and it fine-tunes its classifier anyway"
+    reason = "its own loss is not a cross-entropy, and it fine-tunes its classifier already"
     lambda_c: float = number(3.0, least=0, most=1e6)
     """weight of the stage outputs' distance; the original has 8 for ImageNet"""
     lambda_f: float = number(1.0, least=0, most=1e6)

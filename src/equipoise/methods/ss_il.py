@@ -28,7 +28,7 @@ class SSIL(Method):
     name: ClassVar[str] = "ss-il"
     title: ClassVar[str] = "SS-IL"
     remedies = ()
-    reason = "its separated softmax is one"
+    reason = "its separated softmax corrects the bias"
     recipes: ClassVar = {**Method.recipes, "large": Recipe(100, milestones=(0.4, 0.8), weight_decay=1e-4)}
 
     def objective(self, s: Step, b: Batch) -> Tensor:

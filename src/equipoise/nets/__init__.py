@@ -1,4 +1,4 @@
-"""A net: normalisation, a backbone and a head that grows."""
+"""A net: normalisation, backbone and a growing head."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from .heads import Head
 
 
 class Out(NamedTuple):
-    """What a net returns. A method's objective sees this and never the net."""
+    """The output of a net. Objectives see this, not the net."""
 
     z: Tensor
     """logits of all classes so far (batch, N_t)"""
     h: Tensor
     """embedding before the classifier (batch, d)"""
     maps: list[Tensor]
-    """output of each stage of the backbone"""
+    """outputs of the stages of the backbone"""
     extra: dict[str, Tensor]
-    """what a head adds for its method, such as unscaled cosines"""
+    """further outputs of the head, such as unscaled cosines"""
 
 
 class Batch(NamedTuple):
-    """What an objective is given of a batch."""
+    """A batch, as an objective sees it."""
 
     y: Tensor
     """labels"""
     out: Out
-    """what the net returns"""
+    """output of the net"""
     ref: Out | None = None
-    """what the frozen teacher returns; None where nobody teaches"""
+    """output of the frozen teacher; None without one"""
     more: Batch | None = None
-    """the second stream, where the method names one"""
+    """the batch of the second stream, if the method has one"""
     all_y: Tensor | None = None
-    """labels of the whole batch where several GPUs share it; None where this is all of it"""
+    """labels of the global batch, if it is divided among GPUs"""
 
 
 Features = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
-"""From uint8 images to the embedding and the stage outputs."""
+"""a function from uint8 images to the embedding and the stage outputs"""
 
 
 class Net(nn.Module):
-    """Normalisation, backbone and head: raw pixels in, `Out` out."""
+    """Normalisation, backbone and head, from uint8 images to `Out`."""
 
     mean: Tensor
     std: Tensor
@@ -54,7 +54,7 @@ class Net(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.head = head
-        # In units of pixels, 0 to 255. Buffers, so that they are saved with the weights they were used with.
+        # In units of pixels, 0 to 255. As buffers, they are saved with the weights.
         self.register_buffer("mean", mean.float().reshape(1, -1, 1, 1))
         self.register_buffer("std", std.float().reshape(1, -1, 1, 1))
 
@@ -66,11 +66,10 @@ class Net(nn.Module):
     def forward(self, x: Tensor, features: Features | None = None, classify: bool = True) -> Out:
         """The output for a batch of uint8 images (batch, channels, height, width).
 
-        `features` stands in for the net's own: the same weights, by other kernels. Without `classify` there are no
-        logits.
+        `features` replaces the net's own function, with the same weights. Without `classify` there are no logits.
         """
         h, maps = (self.features if features is None else features)(x)
-        # The head is small, and rounding its logits makes ties: fp32, whatever the backbone was computed in.
+        # The head is computed in fp32: it is small, and rounded logits would tie.
         h = h.to(torch.promote_types(h.dtype, torch.float32))
         if not classify:
             return Out(h.new_empty(len(h), 0), h, maps, {})

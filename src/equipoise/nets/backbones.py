@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 def choose_scale(shape: tuple[int, int, int]) -> Literal["tiny", "small", "large"]:
-    """Which backbone and recipe suit images of that shape: `tiny` is like digits, `small` CIFAR, `large` ImageNet."""
+    """The class of image sizes, which selects backbone and recipe: like digits, CIFAR or ImageNet."""
     side = max(shape[1:])
     return "tiny" if side <= 16 else "small" if side <= 64 else "large"
 
@@ -22,12 +22,12 @@ class Backbone(nn.Module):
     width: int
     """of the embedding"""
     stages: nn.ModuleList
-    """one after the other; the embedding is the mean over the pixels of the last one's output"""
+    """in order; the embedding is the mean over the pixels of the last output"""
     frozen: frozenset[str] = frozenset()
     """names of parameters that no stage trains"""
 
     def stem(self, x: Tensor) -> Tensor:
-        """What comes before the first stage: nothing, if a net does not say."""
+        """The layers before the first stage; none by default."""
         return x
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -40,14 +40,14 @@ class Backbone(nn.Module):
         return x.mean((2, 3)), maps
 
     def initialise(self, gen: torch.Generator) -> None:
-        """He initialisation (fan out) of the convolutions; batch norm starts as the identity."""
+        """Initialise convolutions as He et al. (fan out); batch norms start as the identity."""
         for m in self.modules():
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu", generator=gen)
 
 
 class SmallNet(Backbone):
-    """Three convolutions for images of at most 16×16 pixels: seconds on a CPU."""
+    """Three convolutions, for images of at most 16×16 pixels."""
 
     width = 64
 
@@ -60,7 +60,7 @@ class SmallNet(Backbone):
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut, which is a 1×1 convolution where the shape changes (option B)."""
+    """Two 3×3 convolutions and a shortcut: a 1×1 convolution if the shape changes (option B)."""
 
     def __init__(self, inside: int, outside: int, stride: int, last_relu: bool) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Block(nn.Module):
         self.stride, self.last_relu = stride, last_relu
 
     def make_shortcut(self, inside: int, outside: int, stride: int) -> nn.Module:
-        """What is added to the convolutions' output."""
+        """The shortcut."""
         if stride == 1 and inside == outside:
             return nn.Identity()
         return nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
@@ -84,34 +84,31 @@ class Block(nn.Module):
 
 
 class PaddedBlock(Block):
-    """The same with a shortcut without weights: every other pixel, and zeros for new channels (option A)."""
+    """A block with a shortcut without weights: subsampling, and zeros for new channels (option A)."""
 
     def make_shortcut(self, inside: int, outside: int, stride: int) -> nn.Module:
-        """What is added to the convolutions' output."""
-        return Thinned(stride, outside - inside)
+        """The shortcut."""
+        return Subsampled(stride, outside - inside)
 
 
-class Thinned(nn.Module):
-    """Every pixel of a grid, and zeros for new channels."""
+class Subsampled(nn.Module):
+    """Subsampled pixels, and zeros for new channels."""
 
     def __init__(self, stride: int, new_channels: int) -> None:
         super().__init__()
         self.stride, self.new_channels = stride, new_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Fewer pixels, more channels."""
+        """Subsample and pad channels."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
 
 
 class Residual(Backbone):
-    """A convolution and stages of residual blocks, each given by its width, its stride and its blocks.
-
-    A block is there as whether it ends with a ReLU.
-    """
+    """A convolution and stages of residual blocks: width, stride, and for each block whether it ends with a ReLU."""
 
     block: type[Block] = Block
     pools = False
-    """whether the largest of every 3×3 pixels of the first convolution goes on, at half the size"""
+    """whether a 3×3 max pooling with stride 2 follows the first convolution"""
 
     def __init__(self, conv: nn.Conv2d, *stages: tuple[int, int, Sequence[bool]]) -> None:
         super().__init__()
@@ -128,7 +125,7 @@ class Residual(Backbone):
         self.width = inside
 
     def stem(self, x: Tensor) -> Tensor:
-        """The first convolution."""
+        """The first convolution, batch norm, ReLU and pooling."""
         x = F.relu(self.bn(self.conv(x)))
         return F.max_pool2d(x, 3, 2, 1) if self.pools else x
 
@@ -136,7 +133,7 @@ class Residual(Backbone):
 class ResNet32(Residual):
     """ResNet-32 for CIFAR (He et al., 2016): 3 stages of 5 blocks, 16, 32 and 64 wide, then the mean over pixels.
 
-    `last_relu=False` leaves out the very last ReLU, as cosine classifiers want it.
+    `last_relu=False` leaves out the last ReLU, for cosine classifiers.
     """
 
     def __init__(self, channels: int = 3, last_relu: bool = True) -> None:
@@ -147,7 +144,7 @@ class ResNet32(Residual):
 class ResNet18(Residual):
     """ResNet-18 for large images (He et al., 2016): 4 stages of 2 blocks, 64 to 512 wide, then the mean over pixels.
 
-    `last_relu=False` leaves out the very last ReLU, as cosine classifiers want it.
+    `last_relu=False` leaves out the last ReLU, for cosine classifiers.
     """
 
     pools = True
@@ -159,10 +156,10 @@ class ResNet18(Residual):
 
 
 class PODNetResidual(Residual):
-    """The second batch norm of each block starts at 0, so that a fresh block is its shortcut, as in PODNet's nets."""
+    """The second batch norm of each block starts at 0, so that a new block is its shortcut, as in PODNet's nets."""
 
     def initialise(self, gen: torch.Generator) -> None:
-        """He initialisation (fan out), and blocks that add nothing yet."""
+        """Initialise as He et al. (fan out), and the second batch norms with 0."""
         super().initialise(gen)
         for m in self.modules():
             if isinstance(m, Block):
@@ -192,4 +189,4 @@ class PODNetResNet18(PODNetResidual):
 
 
 RESIDUAL = (ResNet32, PODNetResNet32)
-"""the backbones that there are kernels for"""
+"""the backbones that our kernels support"""

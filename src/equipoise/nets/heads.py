@@ -1,4 +1,4 @@
-"""Classifiers that grow: linear, cosine, and many proxies to a class."""
+"""Growing classifiers: linear, cosine, and several proxies per class."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.nn import functional as F
 
 
 class Head(nn.Module):
-    """A classifier that grows: it starts without classes."""
+    """A growing classifier, which starts without classes."""
 
     def widen(self, new: int, gen: torch.Generator) -> None:
-        """Add `new` classes after those that are there, which stay as they are."""
-        raise TypeError("a head says how it grows")
+        """Add `new` classes after the existing ones, which do not change."""
+        raise TypeError("a head must define widen")
 
     def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The logits of a batch, from embeddings and stage outputs, and what else the method's objective needs."""
-        raise TypeError("a head says how it computes")
+        """The logits of a batch, from embeddings and stage outputs, and further outputs for the objective."""
+        raise TypeError("a head must define forward")
 
 
 class LinearHead(Head):
-    """z = W h + b; new rows are drawn from U(±1/√d), as torch draws those of a linear layer."""
+    """z = W h + b; new rows are drawn from U(±1/√d), as in torch's linear layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class LinearHead(Head):
 
 
 class RowsHead(Head):
-    """A head that compares directions, with a learned scale; rows of old and of new classes are apart, so that a method
-    may freeze the old ones."""
+    """A head that compares directions, with a learned scale. Old and new classes have separate rows, so that the old
+    ones can be frozen."""
 
     per_class = 1
-    """rows of a class"""
+    """rows per class"""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,22 +63,22 @@ class RowsHead(Head):
         return torch.cat([self.old, self.new])
 
     def widen(self, new: int, gen: torch.Generator) -> None:
-        """Count the rows that are there as old ones, and add those of `new` classes."""
+        """Move all rows to the old ones, and add rows for `new` classes."""
         self.old = nn.Parameter(self.rows().detach())
         rows = self.first_rows(new * self.per_class, self.old.shape[1], gen)
         self.new = nn.Parameter(rows.to(self.old))
 
     def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
-        """What new rows are before anybody knows better."""
-        raise TypeError("a head says how its rows begin")
+        """The initial rows of new classes."""
+        raise TypeError("a head must define first_rows")
 
     def imprint(self, directions: Tensor) -> None:
-        """Set the new rows to these, as long as the old rows are on average."""
+        """Set the new rows to these directions, with the mean length of the old rows."""
         with torch.no_grad():
             self.new.copy_(directions * self.old.norm(dim=1).mean())
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in ("old", "new"):  # how many rows are of old classes depends on what was learned
+        for name in ("old", "new"):  # the numbers of rows depend on the classes learned
             if (given := state.get(f"{prefix}{name}")) is not None:
                 mine = getattr(self, name)
                 room = torch.empty(given.shape, dtype=mine.dtype, device=mine.device)
@@ -103,7 +103,7 @@ class CosineHead(RowsHead):
 class ProxyHead(RowsHead):
     """z = η Σ_k softmax_k(s_k) s_k over the proxies k of a class, with s = −‖ĥ − ŵ_k‖² and η learned (PODNet).
 
-    Or with s = cos(h, w_k), where `cosine` is asked for.
+    With `cosine`, s = cos(h, w_k).
     """
 
     per_class = 10
@@ -113,17 +113,17 @@ class ProxyHead(RowsHead):
         self.cosine = cosine
 
     def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
-        """Normal, He's variance for a linear layer: 1/d."""
+        """Normal with variance 1/d."""
         return torch.empty(count, width).normal_(0, 1 / math.sqrt(width), generator=gen)
 
     def centres(self, h: Tensor, y: Tensor, gen: torch.Generator) -> Tensor:
-        """Of the embeddings of each class, the centres of a k-means: as many as it has proxies, if need be repeated."""
+        """The k-means centres of each class's embeddings, `per_class` of them; repeated if there are fewer."""
         from sklearn.cluster import KMeans  # slow to import, and only this needs it
 
         h, y = h.cpu(), y.cpu()
         found = []
         for c in range(int(y.max()) + 1):
-            own = np.unique(h[y == c].numpy(), axis=0)  # k-means warns of clusters that are one point
+            own = np.unique(h[y == c].numpy(), axis=0)  # k-means warns of duplicate points
             count = min(self.per_class, len(own))
             seed = int(torch.randint(2**31, (), generator=gen))
             made = torch.from_numpy(KMeans(count, n_init=10, random_state=seed).fit(own).cluster_centers_)

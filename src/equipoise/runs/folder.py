@@ -56,7 +56,7 @@ def is_locked(folder: Path) -> bool:
 def check_exists(folder: Path, name: str) -> None:
     """Refuse what is no folder; `name` says which one to name instead."""
     if not folder.is_dir():
-        state = "is not there" if not folder.exists() else "is not a folder"
+        state = "does not exist" if not folder.exists() else "is not a folder"
         raise DataError(f"{folder} {state}: name {name}")
 
 

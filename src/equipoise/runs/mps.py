@@ -35,7 +35,7 @@ def run_mps() -> Iterator[None]:
         yield
         return
     if control is None:
-        log.warning("nvidia-cuda-mps-control is not there: runs on one GPU take turns, which is slower")
+        log.warning("nvidia-cuda-mps-control was not found: runs on one GPU take turns, which is slower")
         yield
         return
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a server that lingers writes there

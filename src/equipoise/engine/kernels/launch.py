@@ -1,5 +1,4 @@
-"""Launching our own kernels, and compiling those of a whole step at once: a kernel takes half a second, and there are
-fifty of them."""
+"""Launching our own kernels, and compiling all kernels of a step in parallel: fifty, half a second each."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _collected: dict[Any, tuple[Any, ...]] | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None:
-    """Run a Triton kernel; or, within `together`, only note that it is wanted."""
+    """Run a Triton kernel; within `compile_together`, only collect it."""
     if _collected is None:
         kernel[grid](*args, **flags)
         return
@@ -25,17 +24,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None
 
 @contextlib.contextmanager
 def compile_together() -> Iterator[None]:
-    """Within the block kernels are not run; at its end all that were asked for are compiled, on all cores.
+    """Collect the kernels launched in the block without running them; then compile them on all cores.
 
-    What the block computes is nonsense: whoever uses this puts everything back as it was.
+    The results of the block are garbage: the caller must restore all tensors.
     """
     global _collected
     _collected = {}
     try:
         yield
-        wanted = list(_collected.values())
+        kernels = list(_collected.values())
     finally:
         _collected = None
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for done in [pool.submit(k.warmup, *args, grid=grid, **flags) for k, grid, args, flags in wanted]:
+        for done in [pool.submit(k.warmup, *args, grid=grid, **flags) for k, grid, args, flags in kernels]:
             done.result()
