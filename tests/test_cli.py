@@ -1289,7 +1289,7 @@ def test_debug_shows_the_traceback_too(capsys, at):
     words.insert(at % (len(words) + 1), "--debug")
     assert run_command(words) == 2
     err = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in err and "step_sizes" in err
+    assert "Traceback (most recent call last)" in err and "split_classes" in err
     assert err.splitlines()[-1].startswith("equipoise: --steps 3 does not divide")
 
 
@@ -1307,7 +1307,9 @@ def test_what_is_slow_to_import_waits_until_it_is_needed():
 def test_help_the_version_and_errors_of_usage_wait_for_nothing_slow():
     words = ["", "--help", "--version", "nothing", "show", "report", "demo 3", "demo --seeds 0", "paper --seeds 0"]
     words += ["bench --packed 1", *(f"{verb} --help" for verb in VERBS if verb not in ("run", "sweep"))]
-    program = "import sys; from equipoise.cli import command; codes = [command(w.split()) for w in sys.argv[1:]]"
+    program = (
+        "import sys; from equipoise.cli import run_command; codes = [run_command(w.split()) for w in sys.argv[1:]]"
+    )
     program += "; print(codes, {'torch', 'numpy', 'rich', 'matplotlib'} & sys.modules.keys(), file=sys.stderr)"
     ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
     assert ended.stderr.splitlines()[-1] == f"{[2, 0, 0, *[2] * 7, *[0] * 5]} set()", ended.stderr

@@ -238,7 +238,7 @@ class Balance:
     def __init__(self, p: Problem) -> None:
         self.p = p
 
-    def take(self) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> tuple[Tensor, Tensor]:
         return self.p.x_bar, self.p.y_bar
 
 

@@ -54,7 +54,7 @@ class WithMaps(nn.Module):
 
 
 def part(*classes: int) -> tuple[Tensor, Tensor]:
-    where = TRAIN.positions(classes[0], classes[-1] + 1)
+    where = TRAIN.find_positions(classes[0], classes[-1] + 1)
     return TRAIN.x[where], TRAIN.y[where]
 
 

@@ -97,8 +97,8 @@ QUEUE = """
 import torch
 torch.cuda.is_available = lambda: True
 import os, time
-from equipoise.runs.mps import multi_process_service
-with multi_process_service():
+from equipoise.runs.mps import run_mps
+with run_mps():
     print(os.environ["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
     time.sleep(600)
 """
