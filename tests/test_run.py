@@ -1129,15 +1129,16 @@ class OnHeld(ILBaseline):
 
 
 PARTS: tuple[tuple[str, Any], ...] = (("on-held", "held"), ("on-old", "memory"), ("on-memory", "memory"))
+BRIEF: dict[str, Any] = {"finetune": replace(PODNet().finetune, epochs=3)}
 WORK: dict[str, tuple[Method, str]] = {
     **{name: (ILBaseline(kind()), "6") for name, kind in REMEDIES.items()},
     **{f"{name} of a budget": (ILBaseline(kind()), "total:50") for name, kind in REMEDIES.items()},
-    **{f"podnet {r.name}": (PODNet(r()), "6") for m, r in ALL if m is PODNet},
+    **{f"podnet {r.name}": (PODNet(r(), **(BRIEF if r.keeps_finetuning else {})), "6") for m, r in ALL if m is PODNet},
     "lucir": (LUCIR(finetune=Finetune(3)), "6"),
     "lucir oversampling": (LUCIR(MemoryOversampling(0.75), finetune=Finetune(3)), "6"),
     "lucir without memory": (LUCIR(), "0"),
     "podnet without memory": (PODNet(), "0"),
-    "podnet with less than one of each": (PODNet(), "total:7"),
+    "podnet with less than one of each": (PODNet(**BRIEF), "total:7"),
     **{"ncm": (NCM(), "6"), "slda": (SLDA(), "0"), "joint": (Joint(), "all"), "fine-tuning": (FineTuning(), "0")},
     **{"doubled": (Doubled(), "6"), "portions": (Portions(), "6"), "held": (OnHeld(), "6")},
     "doubled and refined": (Doubled(BalancedFinetuning()), "6"),

@@ -245,7 +245,7 @@ TOYS: dict[str, Method] = {
     "four views": FourViews(),
     "anchors": Anchors(Balanced()),
     "neighbours around LUCIR": Neighbours(host=LUCIR(Balanced())),
-    "neighbours around PODNet": Neighbours(host=PODNet()),
+    "neighbours around PODNet": Neighbours(host=PODNet(finetune=replace(PODNet().finetune, epochs=3))),
     "learned pixels": LearnedPixels(),
     "derived": Derived(),
     "BiC": BiC(),
