@@ -1347,7 +1347,7 @@ def test_two_processes_on_one_folder(capsys):
     try:
         wait_for(first, lambda: lines_in(Path("run/metrics.jsonl")) >= 1)
         said = refused(capsys, 1, *words)
-        assert "another process is at work in run" in said and "--out" in said
+        assert "another process is using run" in said and "--out" in said
         out, err = first.communicate(timeout=120)
     finally:
         first.kill()

@@ -308,7 +308,7 @@ def test_settings_of_a_wrong_kind_are_refused(settings: Any, capsys: pytest.Capt
     assert "run/checkpoint is not a learner that this version can read: no run saved it" in said
     recorded = json.loads(Path("run/run.json").read_text())
     Path("run/run.json").write_text(json.dumps({**recorded, "run": settings}))
-    assert run_command(words) == 1 and "run/run.json is not the settings of a run" in capsys.readouterr().err
+    assert run_command(words) == 1 and "run/run.json does not hold the settings of a run" in capsys.readouterr().err
 
 
 def test_a_nul_in_a_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -404,7 +404,7 @@ def test_images_of_one_colour_are_no_division_by_zero() -> None:
 
 @pytest.mark.parametrize("bad", [([0.5, 0.5], [0.2, 0.2]), ([0.5], [0.0]), ([0.5], [-1.0]), ([0.5], [float("nan")])])
 def test_bad_normalisation_is_refused(bad: Any) -> None:
-    with pytest.raises(UsageError, match=r"a positive standard deviation for each|is for 2 channel"):
+    with pytest.raises(UsageError, match=r"a positive standard deviation for each|has 2 channels"):
         new(normalise=bad).learn(*images_of(0, 1))
 
 

@@ -422,7 +422,7 @@ def test_where_it_is_computed_matters_only_while_it_is_computed(stopped: Path, d
 def test_two_processes_on_one_folder(tmp_path: Path) -> None:
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match=f"another process is at work in {tmp_path}.*--out"):
+        with pytest.raises(RunError, match=f"another process is using {tmp_path}.*--out"):
             run(small(), tmp_path)
         assert {p.name for p in tmp_path.iterdir()} == {".lock"}
 
@@ -495,7 +495,7 @@ def test_a_result_without_a_part_is_named(part: str, done: Done, tmp_path: Path)
 
 
 def test_reading_a_result_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a run's folder"):
+    with pytest.raises(DataError, match="name the folder of a run"):
         read_result(tmp_path)
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(DataError, match="not finished"):

@@ -268,7 +268,7 @@ def test_folders_that_cannot_be_shown(capsys, runs):
     assert "file is not a folder" in refused(capsys, 1, "file")
     Path("empty").mkdir()
     said = refused(capsys, 1, "empty")
-    assert "empty has no result.json" in said and "not a run's folder" in said
+    assert "empty has no result.json" in said and "name the folder of a run" in said
     (runs / "standard" / "result.json").unlink()
     said = refused(capsys, 1, runs / "standard")
     assert "runs/standard has no result.json" in said and "not finished" in said
@@ -283,7 +283,7 @@ def test_a_corrupt_result_is_named(capsys, caplog, runs, text):
     alone = shown(capsys, runs / "standard", runs / "balanced-0")
     assert run_command(["show", *map(str, (runs / "standard", runs / "meta", runs / "balanced-0"))]) == 0
     assert capsys.readouterr().out == alone
-    assert caplog.messages[0].startswith("left out: ") and "runs/meta/result.json is" in caplog.messages[0]
+    assert caplog.messages[0].startswith("skipped: ") and "runs/meta/result.json is" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
@@ -320,14 +320,14 @@ def test_a_result_with_no_numbers_where_numbers_belong_is_named(capsys, caplog, 
         caplog.clear()
         read()
         (message,) = caplog.messages
-        assert message.startswith("left out: ") and "runs/meta/result.json is not the result of a run (" in message
+        assert message.startswith("skipped: ") and "runs/meta/result.json is not the result of a run (" in message
 
 
 def test_a_report_is_made_of_the_others_where_a_result_is_damaged(caplog, runs):
     (runs / "meta" / "result.json").write_text(json.dumps(result(runs / "meta") | {"steps": 5}))
     assert run_command(["report", str(runs), "--out", "of-the-others"]) == 0
     (message,) = caplog.messages
-    assert message.startswith("left out: ") and "runs/meta/result.json is not the result of a run (" in message
+    assert message.startswith("skipped: ") and "runs/meta/result.json is not the result of a run (" in message
     page = Path("of-the-others/index.html").read_text()
     assert "balanced-0" in page and "runs/meta" not in page
 
@@ -381,7 +381,7 @@ def test_a_pipe_in_place_of_a_record_is_not_waited_for(capsys, caplog, runs):
     (runs / "meta" / "result.json").unlink()
     os.mkfifo(runs / "meta" / "result.json")
     assert "runs/meta has no result.json" in refused(capsys, 1, runs / "meta")
-    assert run_command(["show", str(runs)]) == 0 and "left out: " in caplog.text
+    assert run_command(["show", str(runs)]) == 0 and "skipped: " in caplog.text
 
 
 def test_a_seed_that_was_recorded_twice_counts_once(capsys, runs):

@@ -1,4 +1,4 @@
-"""The command that does a run, and the name of its folder."""
+"""The command line of a run, and the name of its folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .settings import Data, Machine, Protocol, Run
 
 
 def name_flag(name: str, metadata: Any) -> str | None:
-    """The flag of a field; None if it has none."""
+    """The name of a field's flag; None if it has none."""
     flag = metadata.get("flag", name)
     return None if flag is False else str(flag).replace("_", "-")
 
 
 def list_flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
-    """The flags of all fields that differ from the default's; those of a dataclass within have its name before them."""
+    """The flags of all fields that differ from the default; those of a nested dataclass are prefixed by its field."""
     for f in fields(value):
         one, other = getattr(value, f.name), getattr(default, f.name)
         flag = name_flag(f.name, f.metadata)
@@ -38,7 +38,7 @@ def list_flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
 
 
 def write_command(run: Run, machine: Machine = Machine()) -> str:
-    """The command that does a run: what most readers look for is always there, the rest where it is not the default."""
+    """The command of a run: always the main flags, others only where they differ from the default."""
     method, data, protocol = run.method, run.data, run.protocol
     half = len(COUNTS.get(data.name, ())) // 2
     words = [
@@ -61,7 +61,7 @@ def write_command(run: Run, machine: Machine = Machine()) -> str:
 
 
 def name_folder(run: Run, machine: Machine = Machine()) -> str:
-    """A folder name that says the most and is different for different settings."""
+    """A descriptive folder name, unique for the settings."""
     method, memory = run.method, run.protocol.memory
     parts = [method.name, method.remedy.name, run.data.name, f"memory-{memory}", f"seed-{run.seed}"]
     if run.data.validation:

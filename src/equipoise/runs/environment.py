@@ -1,4 +1,4 @@
-"""What a result was computed with and on."""
+"""Versions, hardware and code behind a result."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..settings import digest
 
 
 def count_cores() -> int:
-    """CPU cores that this process may use; of all there are, where the system does not tell."""
+    """Number of CPU cores that this process may use; of all cores, if the system does not report that."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def list_versions() -> dict[str, str]:
-    """Of all that takes part in a result."""
+    """Versions of everything that affects a result."""
     return {
         "equipoise": __version__,
         "code": hash_code(),
@@ -38,7 +38,7 @@ def list_versions() -> dict[str, str]:
 
 
 def describe_hardware(device: torch.device) -> dict[str, Any]:
-    """What the run was computed on."""
+    """Device, CPU, GPU and peak memory."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -51,14 +51,14 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
 
 
 NUMERIC = ("data", "nets", "engine", "learner", "method.py", "step.py", "losses.py", "remedies.py")
-"""rooms and modules that compute numbers, besides the method's own file"""
+"""packages and modules that compute numbers, besides the method's own file"""
 MEASURING = ("runs/plan.py", "runs/metrics.py")
-"""those that cut the data and measure"""
+"""modules that split the data and measure accuracy"""
 
 
 @functools.cache
 def hash_code() -> str:
-    """A hash of the source that computes results: a step computed by other code is never reused."""
+    """A hash of the source that computes results: steps computed by other code are not reused."""
     h = hashlib.sha256()
     root = Path(__file__).parents[1]
     for name in (*NUMERIC, *MEASURING):
@@ -68,9 +68,9 @@ def hash_code() -> str:
 
 
 def hash_method_code(method: Method) -> str | None:
-    """A hash of the source that computes a step of the method: the same for all, and the files of its own classes.
+    """A hash of the source that computes a step of the method, including its own classes.
 
-    None for a method typed at a prompt, of which no file tells.
+    None for a method whose source is not in a file.
     """
     parts = [method, method.remedy, *(getattr(method, f.name) for f in fields(method))]
     hosts = [part for part in parts[2:] if isinstance(part, Method)]

@@ -1,4 +1,4 @@
-"""How fast this machine trains, and with how much memory: measured in seconds, remembered, and used to plan runs."""
+"""Estimates of time and memory for runs, from short cached measurements on this machine."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .shared_steps import find_default_store
 
 
 class Speed(NamedTuple):
-    """Of a method on a data set's images, one run at a time."""
+    """Speed and memory of a method on a data set, one run at a time."""
 
     base: float
-    """images a second in the base step"""
+    """images per second in the base step"""
     later: float
-    """images a second with a teacher"""
+    """images per second with a teacher"""
     mib: float
-    """memory at its peak: of the GPU, or else of the process"""
+    """peak memory of the GPU, or of the process on a CPU"""
 
 
 def measure_speed(method: Method, dataset: str, device: str) -> Speed:
-    """Two steps of the product's own loop on images of noise, two epochs each; the second of each counts."""
+    """Train two steps of two epochs on noise; the second epoch of each counts."""
     learner = Learner(method, "all" if method.fresh else 20, device=device)
     cuda = learner.device_.type == "cuda"
     shape, counts = SHAPES[dataset], COUNTS[dataset]
@@ -71,7 +71,7 @@ def measure_speed(method: Method, dataset: str, device: str) -> Speed:
 
 
 def measure_process_memory() -> float:
-    """The memory of this process at its peak, in MiB; 0 on Windows, which does not tell."""
+    """Peak memory of this process in MiB; 0 on Windows, which does not report it."""
     try:
         import resource
     except ImportError:
@@ -80,14 +80,13 @@ def measure_process_memory() -> float:
 
 
 def measure_in_process(method: Method, dataset: str, device: str) -> Speed:
-    """`measure_speed` in a process of its own, whose memory is that of this method alone, and is given back."""
+    """Run `measure_speed` in a separate process, so that its memory is measured and freed separately."""
     with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (torch.get_num_threads(),)) as pool:
         return pool.apply(measure_speed, (method, dataset, device))
 
 
 def estimate_speed(run: Run, device: str, say: Callable[[str], None]) -> Speed:
-    """The speed of a run's method here: remembered, or else measured now. Of the remedies, only those that look ahead
-    while they train are slower."""
+    """The speed of a run's method on this machine, cached. Only remedies with `adapt` slow training down."""
     method, shape = run.method, SHAPES[run.data.name]
     later = Plan(1, (2, 1), shape, (2, 2, 2), 20, 20)
     if not any(isinstance(stage, Stage) for stage in method.stages(later)):
@@ -96,7 +95,7 @@ def estimate_speed(run: Run, device: str, say: Callable[[str], None]) -> Speed:
     adapt = method.remedy.adapt()
     if adapt is None:
         return plain
-    # What an update costs is measured with one in every batch: a few batches then suffice.
+    # The cost of an update is measured with one update per batch, so that a few batches suffice.
     remedy: Any = method.remedy
     always = find_speed(method.with_remedy(replace(remedy, every=1)), run.data.name, device, say)
     seconds = 1 / plain.later + (1 / always.later - 1 / plain.later) / adapt.every
@@ -104,7 +103,7 @@ def estimate_speed(run: Run, device: str, say: Callable[[str], None]) -> Speed:
 
 
 def find_speed(method: Method, dataset: str, device: str, say: Callable[[str], None]) -> Speed:
-    """The speed of a method on a data set's images on a device: remembered, or else measured now."""
+    """The speed of a method on a data set and device, from the cache or measured now."""
     machine = {k: v for k, v in describe_hardware(resolve_device(device)).items() if k != "peak_memory_mib"}
     key = digest([to_plain(method), dataset, machine, list_versions()])
     file = find_default_store().parent / "speed.json"
@@ -117,12 +116,12 @@ def find_speed(method: Method, dataset: str, device: str, say: Callable[[str], N
         try:
             files.write_json(file, found)
         except OSError as error:
-            say(f"the speed is not remembered: {error}")
+            say(f"the speed was not cached: {error}")
     return Speed(*found[key])
 
 
 def read_speeds(file: Path) -> dict[str, list[float]]:
-    """Earlier measurements; none from a file that is not there or broken."""
+    """The cached measurements; none if the file is missing or damaged."""
     try:
         found = files.read_json(file)
     except (OSError, DataError):
@@ -131,17 +130,17 @@ def read_speeds(file: Path) -> dict[str, list[float]]:
 
 
 class Estimate(NamedTuple):
-    """Of runs that are done one after the other."""
+    """Time and memory of consecutive runs."""
 
     seconds: float
     mib: float
-    """of the largest"""
+    """of the largest run"""
 
 
 def estimate(
     runs: Sequence[Run], device: str, say: Callable[[str], None] = lambda words: None, shared: bool = True
 ) -> Estimate:
-    """How long runs take here, one after the other, and how much memory; `shared` base steps count once."""
+    """Estimate time and memory of consecutive runs on this machine; `shared` base steps count once."""
     seconds = mib = 0.0
     based: set[str] = set()
     for run in map(resolve_run, runs):
@@ -157,12 +156,12 @@ def estimate(
 
 
 def resolve_run(run: Run) -> Run:
-    """A run with everything named, by what is known of its data set."""
+    """A run with all defaults filled in."""
     return resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
 
 
 def count_step_images(run: Run) -> list[int]:
-    """How many images each step of a run trains on, known without its data."""
+    """Number of images that each step of a run trains on, computed without its data."""
     run, counts = resolve_run(run), COUNTS[run.data.name]
     sizes = compute_sizes(run, len(counts))
     return count_images([list_trainings(run.method, p) for p in plan_steps(run, sizes, counts, SHAPES[run.data.name])])

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, who may work in it, and what it holds so far."""
+"""The folder of a run: ownership, lock and contents."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..settings import flatten
 from .record import Result, read_result
 
 LOG, ERROR, WARNINGS = "log.txt", "error.txt", "warnings.txt"
-"""what a worker of a queue writes"""
+"""files that a worker writes"""
 FILES = ("run.json", "metrics.jsonl", "result.json", "checkpoint", "model", LOG, ERROR, WARNINGS)
-"""all that is ever written to a run's folder; `tensorboard` is a folder of its own"""
+"""all files of a run's folder, besides the folder `tensorboard`"""
 
 
 def check_run_folder(folder: Path) -> None:
-    """Refuse a folder that is not of a run; a record by itself is one, to which nothing is written."""
+    """Refuse a folder that is not a run's. A record alone is accepted, since nothing is written to it."""
     try:
         read_result(folder)
     except DataError:
@@ -30,16 +30,16 @@ def check_run_folder(folder: Path) -> None:
 
 
 def claim_run_folder(folder: Path) -> None:
-    """Make a folder that of a run, or refuse it."""
+    """Claim a folder for a run, or refuse it."""
     files.claim_folder(folder, "run", FILES)
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run's folder."""
+    """Lock a run's folder during the block."""
 
     def refuse() -> None:
-        raise BusyError(f"another process is at work in {folder}: wait for it, or choose another --out")
+        raise BusyError(f"another process is using {folder}: wait for it, or choose another --out")
 
     folder.mkdir(parents=True, exist_ok=True)
     with files.Lease(folder / files.LOCK).hold(refuse):
@@ -47,21 +47,21 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process is at work in a folder. Where nobody can look, the one that is to work there will say so."""
+    """Whether a process is using a folder; False if the lock is unreadable, which the run will report."""
     with contextlib.suppress(OSError):
         return files.Lease(folder / files.LOCK).is_held()
     return False
 
 
 def check_exists(folder: Path, name: str) -> None:
-    """Refuse what is no folder; `name` says which one to name instead."""
+    """Refuse a path that is not an existing folder; `name` describes the one to name instead."""
     if not folder.is_dir():
         state = "does not exist" if not folder.exists() else "is not a folder"
         raise DataError(f"{folder} {state}: name {name}")
 
 
 def find_result(folder: Path, settings: Mapping[str, Any]) -> Result | None:
-    """The recorded result of a folder, None if there is none yet; refused if it belongs to other settings."""
+    """The recorded result of a folder, or None. Refuse a folder of other settings."""
     path, result = folder / "run.json", folder / "result.json"
     if result.is_file():
         found = read_result(folder)
@@ -71,20 +71,20 @@ def find_result(folder: Path, settings: Mapping[str, Any]) -> Result | None:
         recorded = files.read_json(path)
         parts = [recorded.get(name) for name in ("run", "machine")] if isinstance(recorded, dict) else [None]
         if not all(isinstance(part, dict) for part in parts) or "class_order" not in recorded:
-            raise DataError(f"{path} is not the settings of a run: delete {folder}, or choose another --out")
+            raise DataError(f"{path} does not hold the settings of a run: delete {folder}, or choose another --out")
         check_settings(folder, recorded, settings, computes=True)
     return None
 
 
 def check_settings(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any], computes: bool) -> None:
-    """Refuse a folder of a run with other settings, and say which differ; on what machine it was computed matters
-    only where it is to be computed further."""
+    """Refuse a folder of a run with other settings, and list the differences. The machine matters only if the run
+    continues (`computes`)."""
     data = recorded.get("data", recorded.get("resolved", {}).get("data"))
     there = flatten({"run": recorded["run"], "class_order": recorded["class_order"], "fingerprint of the data": data})
-    wanted = {"run": settings["run"], "class_order": settings["class_order"]}
-    here = flatten(json.loads(json.dumps({**wanted, "fingerprint of the data": settings["data"]})))
+    ours = {"run": settings["run"], "class_order": settings["class_order"]}
+    here = flatten(json.loads(json.dumps({**ours, "fingerprint of the data": settings["data"]})))
     differ = [k for k in {**there, **here} if there.get(k) != here.get(k)]
-    if "class_order" not in differ:  # of the order, what counts is the list it comes to, however it was written
+    if "class_order" not in differ:  # only the resulting order counts, not how it was specified
         differ = [k for k in differ if k != "run.protocol.order"]
     machine = [k for k, v in settings["machine"].items() if recorded["machine"].get(k) != v] if computes else []
     if "device" in machine and recorded["machine"].get("device") == "cuda" and not differ:
@@ -97,12 +97,12 @@ def check_settings(folder: Path, recorded: Mapping[str, Any], settings: Mapping[
 
 
 def describe_difference(name: str, there: Any, here: Any) -> str:
-    """How a setting differs; without its values where they are long."""
+    """Describe a difference, without values if they are long."""
     return name if len(str(here)) > 50 or len(str(there)) > 50 else f"{name} (there {there}, here {here})"
 
 
 def read_last_epoch(folder: Path) -> dict[str, Any] | None:
-    """The last whole line of a run's metrics.jsonl; None if there is none yet, or it is damaged."""
+    """The last complete line of a run's metrics.jsonl; None if there is none or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         with (folder / "metrics.jsonl").open("rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - 2000))

@@ -1,4 +1,4 @@
-"""Accuracies, in percent, from logits and labels that are positions in the learning order."""
+"""Accuracies in percent. Labels are positions in the learning order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def confusion_matrix(z: Tensor, y: Tensor, classes: int) -> Tensor:
-    """How many images of the class of the row were taken for the class of the column."""
+    """Counts of images by true class (row) and predicted class (column)."""
     return torch.bincount(y * classes + z.argmax(1), minlength=classes**2).view(classes, classes)
 
 
@@ -35,15 +35,15 @@ def summarise(z: Tensor, y: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def to_percent(right: Tensor) -> float | None:
-    """How many are true, in percent; None for none at all."""
+    """The fraction of true values in percent; None for an empty tensor."""
     return 100 * int(right.sum()) / len(right) if len(right) else None
 
 
 def forgetting(by_step: Sequence[Sequence[float | None]]) -> float | None:
-    """Mean over the earlier steps' classes of their best accuracy before the last step less that after it.
+    """Mean over earlier steps of the best accuracy on their classes before the last step, minus that after it.
 
-    Chaudhry et al. (2018). `by_step[t][j]` is the accuracy on the classes of step j after step t. None for one
-    step only; negative when later steps helped earlier classes.
+    Chaudhry et al. (2018). `by_step[t][j]` is the accuracy on the classes of step j after step t. None for a
+    single step; negative if later steps helped earlier classes.
     """
     last = len(by_step) - 1
     lost = []

@@ -1,4 +1,4 @@
-"""A run made definite for the data at hand: its steps, how long they take, and the keys under which they are shared."""
+"""A run prepared for its data: its steps, their work, and the keys of shared steps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .settings import Machine, Run
 
 
 class Training(NamedTuple):
-    """One stage of a step, as far as time goes."""
+    """The work of one stage."""
 
     stage: str
     epochs: int
     images: int
-    """in an epoch"""
+    """per epoch"""
 
 
 Work = list[list[Training]]
@@ -39,9 +39,9 @@ Work = list[list[Training]]
 
 
 def resolve(run: Run, classes: int, shape: Shape) -> Run:
-    """The same run with everything named, for a data set of that many classes and images of that shape.
+    """The run with all defaults filled in, for a data set with so many classes and images of this shape.
 
-    All of it is known without the data. Two runs that agree in it are the same, on whatever machine they are done.
+    Equal resolved runs are the same run, on any machine.
     """
     p = run.protocol
     base = p.base if p.base is not None else classes // 2
@@ -53,33 +53,33 @@ def resolve(run: Run, classes: int, shape: Shape) -> Run:
 
 
 def compute_sizes(run: Run, classes: int) -> tuple[int, ...]:
-    """How many classes each step of a resolved run brings."""
+    """Number of classes of each step of a resolved run."""
     return split_classes(classes, run.protocol.base or 0, run.protocol.steps or 0)
 
 
 def read_run(plain: Mapping[str, Any]) -> Run:
-    """The run that was recorded so."""
+    """The run of a record."""
     return from_plain(Run, plain, methods.KINDS)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run made definite: the data in learning order, the steps, and a learner with all settings resolved."""
+    """A resolved run with its data in learning order, and a learner."""
 
     run: Run
     """resolved"""
     data: Dataset
-    """as it was loaded"""
+    """as loaded"""
     train: Images
     """on the device; labels are positions in the learning order"""
     test: Images
-    """likewise; of a run with validation, the images that were set aside"""
+    """likewise; with validation, the images set aside"""
     order: list[int]
     """the data set's labels in learning order"""
     sizes: tuple[int, ...]
-    """classes of each step"""
+    """number of classes of each step"""
     learner: Learner
-    """with nothing learned yet"""
+    """untrained"""
 
     def edges(self, t: int) -> tuple[int, int]:
         """N_{t-1} and N_t."""
@@ -87,17 +87,17 @@ class Prepared:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that determines the result, as it is recorded."""
+        """Everything that determines the result, for the record."""
         data = self.data.fingerprint
         return {"run": to_plain(self.run), "class_order": self.order, "data": data, "machine": self.machine}
 
     @property
     def machine(self) -> dict[str, Any]:
-        """Kind of device and precision: a run is resumed with the same ones only."""
+        """Device type and precision, which must not change when a run is resumed."""
         return {"device": self.learner.device_.type, "precision": "bf16" if self.learner.bf16_ else "fp32"}
 
     def compute_keys(self) -> list[str]:
-        """The key of the state after each step; empty where the source of the method is not in a file."""
+        """The key of each step's state; empty if the source of the method is not in a file."""
         run, learner, method = self.run, self.learner, self.run.method
         counts = torch.bincount(self.train.y)[: self.sizes[0]]
         base = find_base_method(method) if bool((counts == counts[0]).all()) else method
@@ -108,7 +108,7 @@ class Prepared:
             **self.machine,
             "engine": learner.engine_,
             "torch": torch.__version__.split("+")[0],
-            # The order in which a CPU adds depends on how many threads it adds with.
+            # On a CPU, the order of summation depends on the number of threads.
             "threads": torch.get_num_threads() if learner.device_.type == "cpu" else None,
             "data": [self.data.fingerprint, to_plain(run.data), self.data.mean, self.data.std],
             "augment": to_plain(learner.augment),
@@ -123,8 +123,7 @@ class Prepared:
         return keys
 
     def describe_stages(self) -> dict[str, Any]:
-        """What follows from the settings: normalisation, augmentation, and the trainings of each step. A step that is
-        trained like the one before is left out."""
+        """Normalisation, augmentation and stages. Steps with the same stages as the step before are omitted."""
         stages: list[dict[str, Any]] = []
         for plan in self.make_plans():
             now = [s if isinstance(s, str) else to_plain(s) for s in self.run.method.stages(plan)]
@@ -138,19 +137,19 @@ class Prepared:
         }
 
     def make_plans(self) -> list[Plan]:
-        """What is known of each step without its pixels."""
+        """The plan of each step."""
         return plan_steps(self.run, self.sizes, torch.bincount(self.train.y).tolist(), self.data.shape)
 
     def list_work(self) -> Work:
-        """The images that each stage of each step trains on, for the time left."""
+        """The stages of each step and their numbers of images."""
         return [list_trainings(self.run.method, plan) for plan in self.make_plans()]
 
 
 def find_base_method(method: Method) -> Method:
-    """The method that stands for this one's base step, where all classes have equally many images.
+    """The method whose base step is the same, if all classes have equally many images.
 
-    What a class inherits from another method does not hold for its own code: it shares with its own kind alone. Of a
-    remedy from elsewhere nobody knows what it does in the base step: it shares with itself alone.
+    Only a class that defines `at_base` itself shares with other methods, since a subclass may compute something else.
+    A user's remedy shares its base step with no other.
     """
     if type(method.remedy) is not REMEDIES.get(method.remedy.name):
         return method
@@ -162,7 +161,7 @@ def find_base_method(method: Method) -> Method:
 
 
 def plan_steps(run: Run, sizes: Sequence[int], counts: Sequence[int], shape: Shape) -> list[Plan]:
-    """What is known of each step of a resolved run without its pixels, where class k has counts[k] images."""
+    """The plans of a resolved run's steps; class k has counts[k] images."""
     budget, plans = Budget.parse(run.protocol.memory), []
     for t, now in enumerate(itertools.accumulate(sizes)):
         old = now - sizes[t]
@@ -173,7 +172,7 @@ def plan_steps(run: Run, sizes: Sequence[int], counts: Sequence[int], shape: Sha
 
 
 def list_trainings(method: Method, plan: Plan) -> list[Training]:
-    """The stages of a step and how many images an epoch of each has, found out by drawing one from labels alone."""
+    """The stages of a step with their images per epoch, counted by drawing an epoch from labels only."""
     y = torch.arange(plan.N).repeat_interleave(torch.tensor(plan.counts))
     everything, place, new, h = torch.arange(len(y)), rank_in_class(y), y >= plan.n_old, method.hold(plan)
     data, memory, held = everything[new], everything[~new], everything[place < h]
@@ -198,17 +197,17 @@ def list_trainings(method: Method, plan: Plan) -> list[Training]:
 
 
 def count_images(work: Work) -> list[int]:
-    """How many images each step trains on, over all stages and epochs."""
+    """Number of images that each step trains on, over all stages and epochs."""
     return [sum(part.epochs * part.images for part in step) for step in work]
 
 
 def prepare(
     run: Run, machine: Machine = Machine(), data: Path | None = None, loaded: Dataset | None = None
 ) -> Prepared:
-    """Check everything that can be checked before anything is computed, and load the data unless it is `loaded`."""
+    """Check the settings, and load the data unless it is `loaded`."""
     budget = Budget.parse(run.protocol.memory)
     made = {"select": run.protocol.select, "seed": run.seed, **vars(machine)}
-    Learner(run.method, budget, recipe=run.recipe, **made)  # a bad one is refused before data is looked for
+    Learner(run.method, budget, recipe=run.recipe, **made)  # refuses invalid settings before loading data
     loaded = loaded or load(run.data.name, data)
     classes = len(loaded.classes)
     order = order_classes(run.protocol.order, classes)
@@ -218,7 +217,7 @@ def prepare(
     augment = replace(loaded.augment, brightness=run.data.brightness)
     normalise = (loaded.mean, loaded.std)
     learner = Learner(run.method, budget, recipe=run.recipe, augment=augment, normalise=normalise, **made)
-    # Labels become positions in the learning order, in both sets: the classes seen so far are those below N_t.
+    # Labels become positions in the learning order: the classes learned so far are those below N_t.
     position = torch.empty(classes, dtype=torch.long)
     position[torch.tensor(order)] = torch.arange(classes)
     parts = split(loaded, run.data.validation, run.seed)

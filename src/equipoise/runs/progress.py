@@ -1,4 +1,4 @@
-"""Two displays: of one run, as plain lines or as a line in a terminal that moves; and of a queue of runs."""
+"""Progress displays: of one run, as lines or as a bar in a terminal; and of a queue."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from .queue import Job, has_base
 
 
 class Watch:
-    """Told of everything. Puts what is worth saying into words, and the time left; `say` prints nothing here."""
+    """Receives the events of a run. This base class prints nothing."""
 
     def begin(self, work: Work) -> None:
-        """A run begins or is resumed; `work` is what each step trains on."""
+        """A run starts or is resumed; `work` lists its stages."""
         self.work, self.images = work, count_images(work)
 
     def show_past(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
-        """These epochs and steps are done: from an earlier attempt, or taken over from another run."""
+        """These epochs and steps are done, by an earlier attempt or another run."""
 
     def say(self, text: str) -> None:
-        """Something the user should know."""
+        """Show a message to the user."""
 
     def tick(self, t: int, done: float) -> None:
-        """Step t has come so far, as a fraction."""
+        """A fraction of step t is done."""
 
     def end_epoch(self, e: Epoch) -> None:
         """An epoch has ended."""
 
     def show_confusion(self, counts: Tensor) -> None:
-        """How the classes were taken for each other after a step; its accuracies follow."""
+        """The confusion matrix after a step; `end_step` follows."""
 
     def end_step(self, record: dict[str, Any]) -> None:
-        """A step has ended, with these accuracies."""
+        """A step has ended; `record` holds its accuracies."""
         new = "" if record["new"] is None else f", new {record['new']:.2f}"
         self.say(
             f"step {record['step']} done in {duration(record['seconds'])}: {record['classes']} classes, "
@@ -50,17 +50,17 @@ class Watch:
         )
 
     def close(self) -> None:
-        """No more will come."""
+        """The run has ended."""
 
     def estimate_time_left(self, e: Epoch) -> float:
-        """Seconds left, at the speed of this epoch; the teacher's cost is in it from the first increment on."""
+        """Estimated seconds left, at the speed of this epoch."""
         ahead = sum(self.images[e.step + 1 :]) + self.images[e.step] * (
             1 - compute_fraction_done(self.work[e.step], e.stage, e.epoch)
         )
         return ahead / max(e.images_per_second, 1e-9)
 
     def describe_epoch(self, e: Epoch) -> str:
-        """An epoch in one line."""
+        """Describe an epoch in one line."""
         alpha = "" if e.alpha is None else f", α {e.alpha:.3f}"
         stage = "" if e.stage == "train" else f"{STAGES.get(e.stage, e.stage)}, "
         return (
@@ -70,67 +70,67 @@ class Watch:
 
 
 STAGES = {"refit": "fine-tuning on the memory"}
-"""what people call a stage"""
+"""names of stages for users"""
 
 
 def compute_fraction_done(step: list[Training], stage: str, epochs: float) -> float:
-    """How much of a step's images have been trained on after so many epochs of a stage."""
+    """The fraction of a step that is done after so many epochs of a stage."""
     k = next(k for k, training in enumerate(step) if training.stage == stage)
     before, total = count_images([step[:k], step])
     return (before + epochs * step[k].images) / max(1, total)
 
 
 HOOKS = ("begin", "show_past", "say", "tick", "end_epoch", "show_confusion", "end_step", "close")
-"""all that a watch is told by"""
+"""the methods of a watch that events call"""
 
 
 class Both(Watch):
-    """Tells two of everything."""
+    """Forwards all events to two watches."""
 
     def __init__(self, one: Watch, other: Watch) -> None:
         def to_both(name: str) -> Callable[..., None]:
-            def tell(*told: Any) -> None:
+            def forward(*event: Any) -> None:
                 for watch in (one, other):
-                    getattr(watch, name)(*told)
+                    getattr(watch, name)(*event)
 
-            return tell
+            return forward
 
         for name in HOOKS:
             setattr(self, name, to_both(name))
 
 
 class PlainWatch(Watch):
-    """Plain lines, for logs: each step's result, and the epochs in between not more often than every few seconds."""
+    """Prints plain lines, for logs: each step's result, and epochs every few seconds at most."""
 
     def __init__(self, file: TextIO | None = None, every: float = 5.0) -> None:
         self.file, self.every = file, every
         self.last = time.monotonic() - every
 
     def say(self, text: str) -> None:
-        """Print it."""
+        """Print a line."""
         print(text, file=self.file or sys.stderr, flush=True)
 
     def tick(self, t: int, done: float) -> None:
-        """Print it, if nothing has been printed for a minute."""
+        """Print the progress, if nothing was printed for a minute."""
         if time.monotonic() - self.last >= 12 * self.every:
             self.last = time.monotonic()
             self.say(f"step {t}/{len(self.images) - 1}, {done:.1%}")
 
     def end_epoch(self, e: Epoch) -> None:
-        """Print it, if the last one is long enough ago, or it is the last of its stage."""
+        """Print the epoch, unless one was printed within the last seconds; always print the last one of a stage."""
         if time.monotonic() - self.last >= self.every or e.epoch == e.epochs:
             self.last = time.monotonic()
             self.say(self.describe_epoch(e))
 
 
 def make_bar(console: Console) -> Progress:
-    """A bar, and its description after it, while there is a terminal; rich would add a time left of its own."""
+    """A progress bar followed by its description; hidden outside a terminal."""
     columns = BarColumn(bar_width=20), TextColumn("{task.description}")
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class LiveWatch(Watch):
-    """A bar that moves with every epoch, for terminals; steps stay above it as lines."""
+    """Shows a progress bar in a terminal, with the results of steps as lines above it."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.bar = console, make_bar(console)
@@ -142,44 +142,44 @@ class LiveWatch(Watch):
         self.bar.start()
 
     def say(self, text: str) -> None:
-        """Print it above the bar."""
-        self.console.print(text, highlight=False, markup=False)  # a path may hold brackets
+        """Print a line above the bar."""
+        self.console.print(text, highlight=False, markup=False)  # a path may contain brackets
 
     def tick(self, t: int, done: float) -> None:
-        """Move the bar."""
+        """Update the bar."""
         now = sum(self.images[:t]) + self.images[t] * done
         self.bar.update(self.task, completed=now, total=sum(self.images))
 
     def end_epoch(self, e: Epoch) -> None:
-        """Say where it is."""
+        """Describe the epoch beside the bar."""
         self.bar.update(self.task, description=self.describe_epoch(e))
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.bar.stop()
 
 
-# A queue: read from the folders of its runs, whoever is working there
+# A queue: its status is read from the folders of its runs, whichever process runs them
 
 
 class QueueStatus(NamedTuple):
-    """How a queue stands."""
+    """The status of a queue."""
 
     done: int
     failed: int
     running: int
     waiting: int
     left: float
-    """images still to be trained on"""
+    """images left to train on"""
     speed: float
-    """images a second of all that are at work, each in its last epoch"""
+    """images per second of all running jobs, each in its last epoch"""
 
 
 def read_queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = True) -> QueueStatus:
-    """How a queue stands, read from the folders of its runs.
+    """Read the status of a queue from the folders of its runs.
 
-    Where steps are shared, the base step of a group is counted once, as far as whoever computes it has come. A job at
-    work that has not ended an epoch yet is taken to be as fast as the others are on average.
+    If steps are shared, the base step of a group counts once. A running job without a finished epoch counts with the
+    mean speed of the others.
     """
     left = 0.0
     speeds: list[float] = []
@@ -209,11 +209,9 @@ def read_queue_status(jobs: Sequence[Job], busy: Sequence[Job], shared: bool = T
 
 
 class QueueWatch:
-    """How a queue of runs stands: a bar in a terminal; elsewhere lines on standard error, beside the output.
+    """Shows the status of a queue: as a bar in a terminal, else as lines on stderr.
 
-    Such a line comes at each change, once the time left is known, and every minute in between.
-
-    `shared` is whether the runs share steps (`Local.store` is there): else each has a base step of its own ahead.
+    A line is printed at each change, once the time left is known, and every minute. `shared`: whether runs share steps.
     """
 
     def __init__(
@@ -234,7 +232,7 @@ class QueueWatch:
         self.bar.stop()
 
     def tell(self, busy: Sequence[Job]) -> None:
-        """Show where it is, if that has changed; how far the runs are, now and then: that is read from their files."""
+        """Update the display: at once if a job started or ended, else every few seconds, from the files of the runs."""
         seen, clock = (len(busy), *(job.is_over for job in self.jobs)), time.monotonic()
         changed = seen != self.seen
         if not changed and clock - self.looked < self.every:
@@ -251,7 +249,7 @@ class QueueWatch:
 
 
 def describe_queue(now: QueueStatus) -> str:
-    """How a queue stands, in one line."""
+    """Describe the status of a queue in one line."""
     total = now.done + now.failed + now.running + now.waiting
     words = [f"{now.done} of {total} done", f"{now.running} running"]
     words += [f"{now.waiting} waiting"] if now.waiting else []

@@ -1,7 +1,7 @@
-"""Many runs: which are to be done, where, and how they stand.
+"""A queue of runs.
 
-A run's folder holds all there is to know about it: a queue itself has no state, and asking again does only what is
-missing. Runs that share a step wait for whoever is computing it (`Store.claim`).
+A queue has no state besides the folders of its runs: started again, it does only what is missing. Runs that share a
+step wait for the one that computes it (`SharedSteps.claim`).
 """
 
 from __future__ import annotations
@@ -23,89 +23,82 @@ from .record import Result, read_result
 from .settings import Machine, Run
 
 Work = Callable[..., Result]
-"""`equipoise.runs.run.run`, or what takes the same arguments: it must be importable, since workers import it"""
+"""`equipoise.runs.run.run`, or an importable function with the same arguments"""
 
 
 START = (-1, -1.0)
-"""how far a run is that has not ended an epoch"""
+"""progress of a run without a finished epoch"""
 
 
 @dataclass
 class Job:
-    """A run, its folder, and how it stands."""
+    """A run, its folder and its status."""
 
     run: Run
     machine: Machine
     folder: Path
     group: str = ""
-    """jobs of one group share their base step: one of them computes it before others are begun"""
+    """jobs of a group share their base step: one computes it before the others start"""
     images: list[int] = field(default_factory=list)
-    """how many each step trains on, over all epochs"""
+    """number of images that each step trains on"""
     tries: int = 0
-    """attempts since it last got further"""
+    """attempts since the last progress"""
     reached: tuple[int, float] = START
-    """step, and how much of it, of the furthest that it got, before it was begun here or since"""
+    """furthest step so far, and the fraction of it that is done"""
     not_before: float = 0.0
-    """when it may be tried again, by `time.monotonic`"""
+    """time of the next retry, by `time.monotonic`"""
     result: Result | None = None
     failure: str | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether it is done or has failed for good."""
+        """Whether it has a result or has failed for good."""
         return self.result is not None or self.failure is not None
 
 
 Tell = Callable[[Sequence[Job]], None]
-"""told now and then which jobs are being worked at"""
+"""called regularly with the running jobs"""
 
 
 class Place(Protocol):
-    """Where jobs are done: `workers.Local` is this machine; a cluster needs only this one method."""
+    """Runs jobs: `workers.Local` on this machine; a cluster would implement the same method."""
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
-        """Do these jobs; each ends with a result or a failure, and no failure stops another."""
+        """Run these jobs. Each ends with a result or a failure; a failure stops no other job."""
 
 
 def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: None) -> None:
-    """Do all jobs that are not done, in this order as far as possible.
-
-    What is mapped over are jobs, not bare settings: a `Job` is a run and the folder that it is recorded in, since the
-    folder is all the state there is. Nothing is returned: each job ends with a result or a failure, noted on it.
-    """
+    """Run all jobs that have no result yet, roughly in this order. Sets the result or the failure of each job."""
     for job in jobs:
         conclude(job)
     on.do(run, [job for job in jobs if not job.is_over], tell)
 
 
 def conclude(job: Job, done: bool = False) -> None:
-    """Read the result of a job if there is one; if it is `done`, there must be."""
+    """Read the result of a job, if any; it must exist if the job is `done`."""
     try:
         if done or (job.folder / "result.json").is_file():
             job.result = read_result(job.folder)
-    except (DataError, OSError) as error:  # perhaps no permission to look
+    except (DataError, OSError) as error:  # such as a missing permission
         job.failure = describe_error(error)
 
 
 def has_base(job: Job) -> bool:
-    """Whether a job has its base step, so that others can take it over. One that is over may have failed before."""
+    """Whether the base step of a job is done, so that others can reuse it."""
     line = read_last_epoch(job.folder)
     return job.result is not None or (line is not None and (line["step"] > 0 or line["done"] == 1))
 
 
 def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | None = None) -> list[Job]:
-    """A job for each different run, in a folder of its own below `parent`.
-
-    Whatever is wrong with any of them is said now, before the first begins.
-    """
+    """Create a job for each distinct run, with a folder below `parent`. Invalid runs are refused here."""
     resolve_device(machine.device)
     jobs: dict[str, Job] = {}
     loaded: dict[str, Dataset] = {}
     folders = [parent / name_folder(run, machine) for run in runs]
-    for folder in folders:  # before any data is looked for
+    for folder in folders:  # before loading data
         check_run_folder(folder)
     for run, folder in zip(runs, folders):
-        on_cpu = replace(machine, device="cpu", engine="auto")  # the GPU is left to those who do the runs
+        on_cpu = replace(machine, device="cpu", engine="auto")  # keeps the GPU free for the workers
         plan = prepare(run, on_cpu, data, loaded.get(run.data.name))
         loaded[run.data.name] = plan.data
         job = Job(plan.run, machine, folder, plan.compute_keys()[0], count_images(plan.list_work()))
@@ -114,22 +107,23 @@ def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | 
 
 
 def estimate_cost(job: Job) -> float:
-    """About how long a job takes, in images of IL-Baseline: from the images a second that one H200 did
-    (results/README.md, speed of the methods). Every base step is taken to cost the same."""
+    """Rough cost of a job, in images of IL-Baseline, from speeds on one H200 (results/README.md, speed of the methods).
+
+    All base steps are assumed to cost the same.
+    """
     method = job.run.method
     return sum(job.images[:1]) + method.cost * method.remedy.cost * sum(job.images[1:])
 
 
 def sort_longest_first(jobs: Sequence[Job]) -> list[Job]:
-    """So that no long one is left alone at the end."""
+    """Sort jobs by cost, so that no long job runs alone at the end."""
     return sorted(jobs, key=estimate_cost, reverse=True)
 
 
 def find_critical(jobs: Sequence[Job], workers: int) -> list[Job]:
-    """Those that would be left alone at the end even if they are begun first.
+    """The jobs that would run alone at the end even if started first.
 
-    With an equal share of the machine, such a job takes longer than all jobs together take, of which a group computes
-    its base step once.
+    With an equal share of the machine, such a job takes longer than all jobs together.
     """
     at_once = min(workers, len(jobs))
     groups = {job.group or str(job.folder): sum(job.images[:1]) for job in jobs}
@@ -138,9 +132,9 @@ def find_critical(jobs: Sequence[Job], workers: int) -> list[Job]:
 
 
 def report_failures(jobs: Sequence[Job]) -> None:
-    """Say which runs failed, if any did."""
+    """Print which runs failed, and raise if any did."""
     failed = [job for job in jobs if job.failure]
     for job in failed:
         print(f"{job.folder}: {job.failure}", file=sys.stderr)
     if failed:
-        raise EquipoiseError(f"{len(failed)} of {len(jobs)} runs failed; the same command tries them again")
+        raise EquipoiseError(f"{len(failed)} of {len(jobs)} runs failed; repeat the command to retry them")

@@ -1,4 +1,4 @@
-"""A run's record, `result.json`: read, and refused where its numbers do not fit together."""
+"""Reads and validates the record of a run, `result.json`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .settings import Data, Protocol
 
 Result = dict[str, Any]
 FORMAT = 1
-"""of records; raised when an older version could not read them"""
+"""version of records"""
 PARTS: dict[str, type] = dict.fromkeys(("run", "machine", "versions", "final"), dict)
 PARTS |= dict.fromkeys(("steps", "confusion", "class_order", "alpha"), list)
-"""what every record has, besides numbers"""
+"""required entries of a record, besides numbers"""
 SETTINGS = {"data": Data, "protocol": Protocol, "recipe": Recipe}
 AVERAGES = {"average_incremental_accuracy": "top1", "average_incremental_accuracy_top5": "top5"}
 FINAL = ("top1", "top5", "base", "new")
 NEVER_NONE = ("average", "final top", "top", "base", "latest", "step", "classes", "seconds")
 NEAR = 1e-6
-"""accuracies that differ by less are equal"""
+"""tolerance for equal accuracies"""
 
 log = logging.getLogger("equipoise")
 
@@ -36,18 +36,18 @@ def read_result(folder: Path) -> Result:
     path = folder / "result.json"
     if not path.is_file():
         not_finished = (folder / "run.json").is_file()
-        state = "not finished: run it again" if not_finished else "not a run's folder, nor does it hold any: name one"
-        raise DataError(f"{folder} has no result.json: it is {state}")
+        state = "the run is not finished; resume it" if not_finished else "name the folder of a run"
+        raise DataError(f"{folder} has no result.json: {state}")
     result: Any = files.read_json(path)
     if not isinstance(result, dict) or result.get("format") != FORMAT:
-        raise DataError(f"{path} is not a result of this version of equipoise: delete it and run again")
+        raise DataError(f"{path} is not a result of this version of Equipoise: delete it and run again")
     if fault := find_fault(result):
         raise DataError(f"{path} is not the result of a run ({fault}): delete it and run again")
     return result
 
 
 def read_results(folders: Iterable[Path]) -> dict[Path, Result]:
-    """The results of these folders. One that cannot be read is left out, with a warning, unless none can be."""
+    """The results of these folders. Skip unreadable ones with a warning; raise if none is readable."""
     found: dict[Path, Result] = {}
     refused: list[DataError] = []
     for folder in folders:
@@ -58,12 +58,12 @@ def read_results(folders: Iterable[Path]) -> dict[Path, Result]:
     if refused and not found:
         raise refused[0]
     for one in refused:
-        log.warning("left out: %s", one)
+        log.warning("skipped: %s", one)
     return found
 
 
 def find_fault(result: Result) -> str | None:
-    """What is missing in a record, or does not fit together; None if nothing is wrong."""
+    """The first fault in a record; None if there is none."""
     for name, kind in PARTS.items():
         if not isinstance(result.get(name), kind):
             return f"it has no {name.replace('_', ' ')}"
@@ -71,7 +71,7 @@ def find_fault(result: Result) -> str | None:
 
 
 def find_wrong_setting(run: dict[str, Any]) -> str | None:
-    """Which setting of a run cannot be. A method and a remedy may be anybody's."""
+    """The first invalid setting of a run; methods and remedies may be unknown."""
     method = run.get("method")
     remedy = method.get("remedy", method) if isinstance(method, dict) else None
     while isinstance(method, dict) and isinstance(method.get("host"), dict):
@@ -79,7 +79,7 @@ def find_wrong_setting(run: dict[str, Any]) -> str | None:
     if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in (method, remedy)):
         return "it names no method"
     if not isinstance(run.get("seed"), int) or isinstance(run["seed"], bool):
-        return "its seed is no whole number"
+        return "its seed is not a whole number"
     try:
         for name, kind in SETTINGS.items():
             from_plain(kind, run.get(name), methods.KINDS)
@@ -89,7 +89,7 @@ def find_wrong_setting(run: dict[str, Any]) -> str | None:
 
 
 def find_wrong_number(result: Result) -> str | None:
-    """Which number is none, or out of its bounds."""
+    """The first missing or invalid number."""
     steps, matrix, final = result["steps"], result["confusion"], result["final"]
     if not steps or not all(isinstance(step, dict) and isinstance(step.get("by_step"), list) for step in steps):
         return "it has no steps"
@@ -109,7 +109,7 @@ def find_wrong_number(result: Result) -> str | None:
 
 
 def find_contradiction(result: Result) -> str | None:
-    """Which two numbers contradict each other."""
+    """The first contradiction between two numbers."""
     steps, matrix, final, protocol = result["steps"], result["confusion"], result["final"], result["run"]["protocol"]
     try:
         sizes = split_classes(len(result["class_order"]), protocol["base"], protocol["steps"])
@@ -126,10 +126,10 @@ def find_contradiction(result: Result) -> str | None:
         pairs += [(f"number of classes of step {t}", step["classes"], sum(sizes[: t + 1]))]
     for name, found, expected in pairs:
         if (found is None) != (expected is None) or (found is not None and abs(found - expected) > NEAR):
-            return f"{name} is {found} where {expected} fits the rest"
+            return f"{name} is {found}, and the rest implies {expected}"
     return None
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number; true and false are none."""
+    """Whether a value is a finite number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
