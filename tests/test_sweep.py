@@ -274,11 +274,11 @@ def test_a_run_that_another_is_at_work_at_is_waited_for(
         map(run, jobs, Local(workers=1), tell)
     assert [job.failure for job in jobs] == [None] * 4 and all(job.result for job in jobs)
     assert [job.tries for job in jobs] == [0, 1, 1, 1]
-    assert "at work" in (raced.folder / "log.txt").read_text(), "it was begun, and lost the race"
+    assert "is using" in (raced.folder / "log.txt").read_text(), "it was begun, and lost the race"
     assert not list(tmp_path.glob("*/error.txt"))
     assert 2 < max(looks.values()) <= time.monotonic() - began + 1, "now and then, not all the time"
     said = [record.getMessage() for record in caplog.records]
-    assert said == [f"{job.folder}: another process is at work there; waiting for it" for job in jobs[:3]], "once"
+    assert said == [f"{job.folder}: another process is using it; waiting for it" for job in jobs[:3]], "once"
 
 
 @pytest.mark.usefixtures("forked")

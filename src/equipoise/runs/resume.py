@@ -1,4 +1,4 @@
-"""One process's part in a run: from the last checkpoint, or the longest shared prefix, to the end."""
+"""One attempt at a run: from the last checkpoint, or the longest shared prefix, to the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .settings import Options
 from .shared_steps import SharedSteps
 
 OVERHEAD = ("preparing", "evaluating", "saving")
-"""what takes time besides training, and is noted for every step: compiling and recording, measuring, and the files"""
+"""overhead besides training, recorded for every step: compiling and capturing, evaluation, writing files"""
 
 
 def check_note(note: Any, key: str | None = None) -> None:
@@ -40,7 +40,7 @@ def check_note(note: Any, key: str | None = None) -> None:
 
 
 class Attempt:
-    """One process's part in a run: from the last checkpoint, or the longest shared prefix, to the end."""
+    """One attempt at a run by one process."""
 
     def __init__(
         self, plan: Prepared, folder: Path, shared: SharedSteps | None, watch: Watch, options: Options
@@ -60,13 +60,13 @@ class Attempt:
 
     @property
     def t(self) -> int:
-        """The step that is next, or under way."""
+        """The current or next step."""
         return len(self.learner.sizes_) - self.learner.unfinished_
 
     # Taking up -----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go back to the last checkpoint, if there is one."""
+        """Restore the last checkpoint, if any."""
         if (self.folder / "checkpoint" / saved.INFO).is_file():  # not so when the first one was cut off
             note = self.learner.restore(self.folder / "checkpoint", check_note)
             self.records, self.lines, self.reused = note["records"], note["lines"], note.get("reused")
@@ -76,8 +76,8 @@ class Attempt:
 
     @contextlib.contextmanager
     def catch_ctrl_c(self) -> Iterator[None]:
-        """Ctrl-C stops at the end of the epoch, with a checkpoint, so that nothing is lost; a second one at once."""
-        in_main = threading.current_thread() is threading.main_thread()  # signals belong to that one
+        """Make Ctrl-C stop at the end of the epoch, after a checkpoint; a second one stops at once."""
+        in_main = threading.current_thread() is threading.main_thread()  # only it receives signals
         if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield
             return
@@ -95,7 +95,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def begin_step(self) -> Iterator[None]:
-        """The next step: reused if it is shared, else computed while all other runs that share it wait."""
+        """Reuse the next step if it is shared; else lock it during the block, while it is computed."""
         if self.stopping:
             raise KeyboardInterrupt
         with contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ class Attempt:
                     words = f"waiting for another run that computes step {self.t}"
                     stack.enter_context(self.shared.claim(key, lambda: self.watch.say(words)))
                     if not self.learner.unfinished_:
-                        self.reuse(self.shared)  # what came while this waited
+                        self.reuse(self.shared)  # it may have been finished meanwhile
             spent = sum(line["seconds"] for line in self.list_stage_ends(self.t)) if self.learner.unfinished_ else 0.0
             self.began = time.perf_counter() - spent
             self.waiting, self.training = time.perf_counter(), True
@@ -115,7 +115,7 @@ class Attempt:
             self.training = False
 
     def reuse(self, shared: SharedSteps) -> None:
-        """Take over the longest prefix that is shared and goes beyond what is done."""
+        """Restore the longest shared prefix, if it is longer than what is done."""
         for t in reversed(range(len(self.learner.sizes_), len(self.keys))):
             key = self.keys[t]
             if not shared.has(key):
@@ -140,8 +140,8 @@ class Attempt:
     # While it is trained -------------------------------------------------------------------------------------
 
     def tick(self, epochs: float) -> None:
-        """Tell how far the stage is, and that Ctrl-C was heard."""
-        if self.waiting is not None:  # the first batch: all before it was compiling and recording
+        """Report the progress of the stage, and acknowledge Ctrl-C."""
+        if self.waiting is not None:  # time before the first batch was compiling and capturing
             self.spent["preparing"] += time.perf_counter() - self.waiting
             self.waiting = None
         self.watch.tick(self.t, compute_fraction_done(self.work[self.t], self.learner.stage_, epochs))
@@ -150,7 +150,7 @@ class Attempt:
             self.watch.say("stopping at the end of this epoch; Ctrl-C again stops at once")
 
     def at_epoch_end(self, learner: Learner) -> None:
-        """Note the epoch, tell of it, and save what is due."""
+        """Record the epoch, report it, and save a checkpoint if due."""
         e = learner.progress_
         assert e is not None, "this is called at the end of an epoch"
         self.trained = True
@@ -171,7 +171,7 @@ class Attempt:
             raise KeyboardInterrupt
 
     def share(self, e: Epoch) -> None:
-        """Let others have the step."""
+        """Save the step for other runs."""
         key = self.keys[e.step]
         if self.shared is not None and not self.shared.has(key):
             lines = [{k: v for k, v in line.items() if k != "accuracy"} for line in self.lines]
@@ -183,7 +183,7 @@ class Attempt:
                 self.watch.say(f"step {e.step} cannot be shared with other runs: {error}")
 
     def end_step(self, t: int) -> None:
-        """Measure, note and save."""
+        """Evaluate the step, record it and save a checkpoint."""
         accuracies = self.measure(t)
         stages = self.list_stage_ends(t)
         by_stage = {line["stage"]: line["seconds"] for line in stages}
@@ -205,7 +205,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def time_block(self, what: str) -> Iterator[None]:
-        """Note how long the block takes."""
+        """Add the duration of the block to the overhead."""
         began = time.perf_counter()
         try:
             yield
@@ -220,7 +220,7 @@ class Attempt:
         self.saved = time.monotonic()
 
     def rewrite_metrics(self) -> None:
-        """Epochs after the checkpoint are done again, so their lines go."""
+        """Drop the lines of epochs after the checkpoint, which are repeated."""
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
         files.write_file(self.folder / "metrics.jsonl", text.encode())
 
@@ -235,7 +235,7 @@ class Attempt:
             return summarise(z, y, self.plan.sizes[: t + 1])
 
     def make_result(self) -> Result:
-        """What `result.json` holds."""
+        """The content of `result.json`."""
         plan, records = self.plan, self.records
         machine = {**plan.machine, **describe_hardware(self.learner.device_)}
         return {

@@ -23,7 +23,7 @@ def run(
     options: Options = Options(),
     watch: Watch | None = None,
 ) -> Result:
-    """Do a run in the folder `out`, or resume it, or return its recorded result.
+    """Start or resume a run in the folder `out`, or return its recorded result.
 
     Args:
         run: the settings.
@@ -31,7 +31,7 @@ def run(
             data set's.
         machine: where it is computed.
         options: where the data and shared steps are, and how often it is saved and measured.
-        watch: who is told of the progress.
+        watch: receives the events of the run.
     """
     folder = files.as_folder(out)
     check_run_folder(folder)
@@ -49,7 +49,7 @@ def run(
         with attempt.catch_ctrl_c():
             attempt.resume()
             while (t := attempt.t) < len(plan.sizes):
-                with attempt.begin_step():  # which may take over more than this step
+                with attempt.begin_step():  # may reuse several steps
                     t = attempt.t
                     classes = range(*plan.edges(t))
                     plan.learner.learn(plan.train, classes, attempt.at_epoch_end, attempt.tick, verbose=False)
@@ -63,7 +63,7 @@ def run(
 
 
 def open_shared_steps(plan: Prepared, options: Options, watch: Watch) -> SharedSteps | None:
-    """Where steps are shared; None where none can be."""
+    """Open the store of shared steps; None if nothing is shared."""
     if options.store is None:
         return None
     if "" in plan.compute_keys():
@@ -75,7 +75,7 @@ def open_shared_steps(plan: Prepared, options: Options, watch: Watch) -> SharedS
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed left half written, and refuse what would be in the way after training."""
+    """Remove the partial files of a killed process, and refuse foreign files in the model folder."""
     files.remove_partials(folder, FILES)
     for inside in (folder / "checkpoint", folder / "model"):
         saved.remove_leftovers(inside)

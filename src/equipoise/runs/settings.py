@@ -1,4 +1,4 @@
-"""A run: everything that determines a result; and apart from it, where and how it is done."""
+"""The settings of a run, which determine its result; and where and how it runs, which do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..step import Recipe
 
 @dataclass(frozen=True)
 class Data:
-    """Which images are learned, and which are measured on."""
+    """Which images to train and to evaluate on."""
 
     name: str = field(default="cifar100", metadata={"flag": "dataset"})
     """digits (embedded) or cifar100"""
@@ -31,7 +31,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the classes come, and what is kept of them."""
+    """The division of classes into steps, and the memory."""
 
     base: int | None = None
     """classes of the base step; half of all if none are named"""
@@ -78,7 +78,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is done, which does not change its result."""
+    """Options of a run that do not change its result."""
 
     data: Path | None = None
     """folder with the data set's files, if it is not embedded"""

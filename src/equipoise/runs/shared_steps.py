@@ -18,17 +18,17 @@ from ..learner import saved
 
 
 def find_default_store() -> Path:
-    """Where shared steps are kept unless told otherwise."""
+    """The default store: $EQUIPOISE_STORE or ~/.cache/equipoise/store."""
     return Path(os.environ.get("EQUIPOISE_STORE") or Path.home() / ".cache" / "equipoise" / "store")
 
 
-def parse_store(said: str | None) -> Path | None:
-    """Where steps are shared, by what was said: a folder, nowhere (`none`), or nothing, for where they usually are."""
-    return None if said == "none" else Path(said) if said else find_default_store()
+def parse_store(text: str | None) -> Path | None:
+    """The store for a flag: a folder, `none` to share nothing, or None for the default."""
+    return None if text == "none" else Path(text) if text else find_default_store()
 
 
 class SharedSteps:
-    """A folder of learners, each saved at the end of a step's training, before its exemplars are chosen."""
+    """A folder of learners, saved after a step's training, before its exemplars are chosen."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,37 +38,37 @@ class SharedSteps:
         return self.folder / key[:2] / key
 
     def has(self, key: str) -> bool:
-        """Whether that state is here, whole."""
+        """Whether the state exists."""
         return (self.find_entry(key) / saved.INFO).is_file()
 
     def claim(self, key: str, on_wait: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
-        """The right to compute a state. While another process has it, this waits, and calls `on_wait` once."""
+        """Lock a state to compute it. If another process holds the lock, call `on_wait`, then wait."""
         path = self.find_entry(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         return files.Lease(path).hold(on_wait)
 
     def open(self) -> None:
-        """Make sure that states can be kept here; else an OSError, before anything has been computed for it."""
+        """Check that the folder is writable; else raise an OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write_file(self.folder / f".{os.getpid()}", b"")
         (self.folder / f".{os.getpid()}").unlink()
 
     def put(self, key: str, save: Callable[[Path], None]) -> None:
-        """Keep a state, which `save` writes into a folder: under another name, then renamed. The first one stays."""
+        """Store a state atomically; `save` writes it into a folder. An existing state is kept."""
         partial = self.find_entry(key).with_name(f".{key}.{os.getpid()}{files.PARTIAL}")
         try:
             save(partial)
             try:
                 partial.rename(self.find_entry(key))
             except OSError:
-                if not self.has(key):  # what is in the way is not a state, but what is left of one
+                if not self.has(key):  # the existing folder is incomplete
                     self.drop(key)
                     partial.rename(self.find_entry(key))
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
     def drop(self, key: str) -> None:
-        """Forget a state, for instance a corrupt one; at once, whoever else is looking at it."""
+        """Delete a state, such as a damaged one, atomically."""
         aside = self.find_entry(key).with_name(f".{key}.{os.getpid()}.dropped")
         with contextlib.suppress(FileNotFoundError):
             self.find_entry(key).rename(aside)

@@ -31,9 +31,7 @@ def import_summary_writer() -> Any:
 
 
 class TensorBoard(Watch):
-    """Writes into `tensorboard` in a run's folder. What we wrote there before is written anew: a run that goes
-    on, or takes steps over from another, shows the scalars of all of them, and none twice; pictures, of the steps
-    since then."""
+    """Writes events to the folder `tensorboard` of a run. Resuming rewrites the scalars, without duplicates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.open = folder / "tensorboard", import_summary_writer()
@@ -41,7 +39,7 @@ class TensorBoard(Watch):
         self.writer: Any = None
 
     def show_past(self, lines: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> None:
-        """Begin anew, with what is known already."""
+        """Delete our old events, and write those of the epochs and steps so far."""
         self.close()
         claim_folder(self.folder, "tensorboard", [EVENTS])
         remove_files(self.folder, [EVENTS])
@@ -71,6 +69,6 @@ class TensorBoard(Watch):
         self.writer.add_image("confusion", shown / max(shown.max(), 1e-9), len(counts), dataformats="HW")
 
     def close(self) -> None:
-        """Let what was written be seen."""
+        """Flush and close the file."""
         if self.writer is not None:
             self.writer.close()

@@ -1,4 +1,4 @@
-"""One worker process: how it is started, what it does, and what to make of its end."""
+"""A worker process: starting it, its main function, and handling its exit."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from .workers import Local
 
 TRIES = 3
-"""attempts at a run that get no further than the one before, after which it has failed"""
+"""attempts without progress after which a run has failed"""
 PAUSE = 3.0
 """retry delay in seconds: PAUSE · 4^tries, since a GPU that was lost may be back by then"""
 
 FINAL = 2
-"""exit code of a worker for whom trying again would end alike: a setting that cannot be, training that diverges"""
+"""exit code for errors that a retry would repeat, such as an invalid setting or diverged training"""
 
 BUSY = 3
-"""exit code of a worker that found another process at work in the run's folder: no try, and no failure"""
+"""exit code if another process uses the run's folder: neither an attempt nor a failure"""
 
 log = logging.getLogger("equipoise")
 
 
 def choose_gpu(slot: int) -> str | None:
-    """What CUDA_VISIBLE_DEVICES is to be for the worker in a slot, equally many for each GPU; None to leave it.
+    """The value of CUDA_VISIBLE_DEVICES for a worker, equally many per GPU; None to leave it unchanged.
 
-    Of those that the user lists, torch counts the ones before the first that is not there.
+    Of the GPUs that the user lists, torch counts those before the first missing one.
     """
     count = torch.cuda.device_count()
     if count < 2:
@@ -57,13 +57,10 @@ def choose_gpu(slot: int) -> str | None:
 
 
 def start_process(run: Work, job: Job, on: Local, slot: int, here: str, yields: bool) -> SpawnProcess:
-    """A process that does the job, or goes on with it, on the kind of device that is `here` where it is left open.
-
-    One that `yields` lets others on its GPU go first.
-    """
+    """Start a process that runs or resumes the job; device "auto" becomes `here`. `yields` lowers its GPU priority."""
     job.tries += 1
     claim_run_folder(job.folder)
-    (job.folder / LOG).touch()  # a folder that nothing can be written to is noticed here
+    (job.folder / LOG).touch()  # raises if the folder is read-only
     if not is_locked(job.folder):
         for name in (ERROR, WARNINGS):
             (job.folder / name).unlink(missing_ok=True)
@@ -80,7 +77,7 @@ def start_process(run: Work, job: Job, on: Local, slot: int, here: str, yields: 
 
 
 def conclude_try(job: Job, code: int | None) -> bool:
-    """Note how a job's process ended; whether that is the end of the job, or it is to be tried again."""
+    """Record how a job's process ended; returns whether the job is over, or False for a retry."""
     if code == 0:
         conclude(job, done=True)
         return True
@@ -92,7 +89,7 @@ def conclude_try(job: Job, code: int | None) -> bool:
         reason = (job.folder / ERROR).read_text(errors="replace").strip() or reason
     if code != FINAL:
         now = read_furthest(job.folder)
-        if now > job.reached:  # whatever ended it, the try was not in vain
+        if now > job.reached:  # it made progress
             job.reached, job.tries = now, 0
         if job.tries < TRIES:
             log.warning("%s: %s; trying again", job.folder, reason)
@@ -103,15 +100,15 @@ def conclude_try(job: Job, code: int | None) -> bool:
 
 
 def read_furthest(folder: Path) -> tuple[int, float]:
-    """The step that the run of a folder has come to, and how much of it is done."""
+    """The current step of the run in a folder, and the fraction of it that is done."""
     epoch = read_last_epoch(folder)
     return START if epoch is None else (epoch["step"], epoch["done"])
 
 
 def work(run: Work, job: Job, on: Local, told: Mapping[str, str]) -> None:
-    """What a worker process does. Its words go to LOG in the run's folder, the reason of a failure to ERROR."""
+    """The main function of a worker: output goes to LOG in the run's folder, the reason of a failure to ERROR."""
     os.setsid()  # so that Ctrl-C in a terminal reaches the queue alone
-    os.environ.update(told)  # CUDA looks at it when it is first used, which is later
+    os.environ.update(told)  # read when CUDA is first used, later
     threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(on.threads)
     folder = job.folder
@@ -147,14 +144,14 @@ def work(run: Work, job: Job, on: Local, told: Mapping[str, str]) -> None:
 
 
 def read_warnings(folder: Path) -> list[str]:
-    """What a worker warned of: nobody looks into the logs of runs that end well."""
+    """The warnings of a worker."""
     with contextlib.suppress(OSError):
         return (folder / WARNINGS).read_text(errors="replace").splitlines()
     return []
 
 
 def die_with_parent() -> None:
-    """End this process when its parent is gone, so that a killed queue leaves nobody at work in its folders."""
+    """End this process when its parent dies, so that a killed queue leaves no workers behind."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker is a process that a queue has started"
     parent.join()

@@ -1,4 +1,4 @@
-"""This machine as a place for many runs: worker processes, and what to do when one of them dies.
+"""Runs jobs on this machine in worker processes, and restarts those that die.
 
 Each run is a process of its own, so that one that fails harms no other. Where several share a GPU, one whose kernels
 fault takes the others down with it: all of them resume from checkpoints, and only attempts without progress count.
@@ -31,28 +31,28 @@ from .tensorboard import import_summary_writer
 from .worker import BUSY, conclude_try, read_warnings, start_process
 
 LOOK = 1.0
-"""seconds between looks at who else is at work in the folders of jobs that wait"""
+"""seconds between checks for other processes in the folders of waiting jobs"""
 
 log = logging.getLogger("equipoise")
 
 
 def count_default_workers() -> int:
-    """Four runs for each GPU, which a single one cannot fill; without one, a run for each core."""
+    """Four runs per GPU, since one does not use it fully; without a GPU, one per core."""
     return 4 * torch.cuda.device_count() if torch.cuda.is_available() else count_cores()
 
 
 class Worker(NamedTuple):
-    """A process and what it does."""
+    """A process and its job."""
 
     job: Job
     process: SpawnProcess
     slot: int
-    """its number among those at work: the lowest that was free"""
+    """the lowest number that was free"""
 
 
 @dataclass(frozen=True)
 class Local:
-    """This machine: so many runs at a time, each with so many CPU threads."""
+    """This machine: number of concurrent runs and CPU threads of each."""
 
     workers: int = field(default_factory=count_default_workers)
     threads: int = 1
@@ -63,12 +63,12 @@ class Local:
         if self.workers < 1:
             raise UsageError(f"workers must be 1 or more, not {self.workers}")
         if self.tensorboard:
-            import_summary_writer()  # that it cannot be had is said before anything is computed
+            import_summary_writer()  # raises now if it is not installed
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
         """Do these jobs; each ends with a result or a failure.
 
-        One that another queue or a `run` is at work at is waited for, and done only if that ends without a result.
+        A job that another process runs is waited for, and run only if that process ends without a result.
         """
         crew = Crew(self, run, jobs)
         with run_mps():
@@ -80,7 +80,7 @@ class Local:
                     crew.collect()
                     tell([one.job for one in crew.busy])
             except KeyboardInterrupt:
-                # Workers hear it from here only, being in process groups of their own: they end their epoch and save.
+                # Workers are in separate process groups, so Ctrl-C is forwarded: they finish the epoch and save.
                 for one in crew.busy:
                     if one.process.pid is not None and one.process.is_alive():
                         os.kill(one.process.pid, signal.SIGINT)
@@ -94,7 +94,7 @@ class Local:
 
 
 class Crew:
-    """The workers of a queue: jobs that wait, those at work here, and those that somebody else is at work at."""
+    """The state of a queue: waiting jobs, running workers, and jobs that other processes run."""
 
     def __init__(self, on: Local, run: Work, jobs: Sequence[Job]) -> None:
         self.on, self.run = on, run
@@ -102,13 +102,13 @@ class Crew:
         self.busy: list[Worker] = []
         self.elsewhere: list[Job] = []
         self.first = find_critical(jobs, on.workers)
-        # Asked once: a worker that cannot see the GPU must not go to the CPU instead, where it would take days.
+        # Resolved once: a worker that loses the GPU must not fall back to the CPU, where it would take days.
         self.device = resolve_device("auto").type
         self.warned: set[str] = set()
         self.looked = -math.inf
 
     def update_waiting(self) -> None:
-        """See now and then which jobs have been done meanwhile, and which somebody else is at work at."""
+        """Check regularly which waiting jobs are done, and which other processes run."""
         if time.monotonic() - self.looked < LOOK:
             return
         for job in self.waiting:
@@ -116,23 +116,23 @@ class Crew:
         self.waiting = [job for job in self.waiting if not job.is_over]
         self.elsewhere = [job for job in self.waiting if is_locked(job.folder)]
         for job in self.elsewhere:
-            self.warn_once(f"{job.folder}: another process is at work there; waiting for it")
+            self.warn_once(f"{job.folder}: another process is using it; waiting for it")
         self.looked = time.monotonic()
 
     def warn_once(self, words: str, where: str = "") -> None:
-        """Warn, with the folder where it was noticed, unless these words were said of another one already."""
+        """Warn once per message."""
         if words not in self.warned:
             self.warned.add(words)
             log.warning("%s%s", where, words)
 
     def start_jobs(self) -> None:
-        """Give every free worker the next job, as far as there are any."""
+        """Start jobs while there are free workers."""
         while len(self.busy) < self.on.workers:
             at_work = [*(one.job for one in self.busy), *self.elsewhere]
             occupied = {job.folder for job in at_work}
-            resting = [job for job in self.waiting if time.monotonic() < job.not_before]
-            free = [job for job in self.waiting if job not in resting and job.folder not in occupied]
-            chosen = next_job(free, [*at_work, *resting], self.on)
+            delayed = [job for job in self.waiting if time.monotonic() < job.not_before]
+            free = [job for job in self.waiting if job not in delayed and job.folder not in occupied]
+            chosen = next_job(free, [*at_work, *delayed], self.on)
             if chosen is None:
                 return
             self.waiting.remove(chosen)
@@ -146,7 +146,7 @@ class Crew:
                 chosen.failure = describe_error(error)
 
     def collect(self) -> None:
-        """Note how processes ended, and put back the jobs that are to be tried again."""
+        """Handle finished processes; jobs to retry go back to the waiting ones."""
         over = [one for one in self.busy if not one.process.is_alive()]
         self.busy = [one for one in self.busy if one not in over]
         for one in over:
@@ -159,7 +159,7 @@ class Crew:
 
 
 def next_job(waiting: Sequence[Job], busy: Sequence[Job], on: Local) -> Job | None:
-    """The first job that would not merely wait for the base step that another is computing."""
+    """The first job that need not wait for a base step that another job computes."""
     computing = {job.group for job in busy if job.group and on.options.store is not None and not has_base(job)}
     return next((job for job in waiting if job.group not in computing), None)
 
