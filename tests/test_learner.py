@@ -666,6 +666,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "days": (np.array(["2020-01-01", "2020-01-02"], "M8[D]"), "not the datetime64 2020-01-01"),
     "nanoseconds": (np.array(["2020-01-01", "2020-01-02"], "M8[ns]"), "not the datetime64 2020-01-01T"),
     "no time": ([np.datetime64("NaT"), np.datetime64("2020")], "not the datetime64 NaT"),
+    "spans of time": (np.array([1, 2], "m8[ns]"), "not the timedelta64 1 nanoseconds"),
     "members of an enumeration": ([Colour.RED, Colour.BLUE], "not the Colour"),
     "named tuples": ([Place(1, 2), Place(2, 3)], "not the Place"),
     "complex numbers": (np.array([1j, 2]), "not the complex"),
@@ -807,6 +808,12 @@ def test_what_holds_no_pixels_is_refused(name: str) -> None:
         new().learn(images, [0, 0, 1, 1])
 
 
+@pytest.mark.parametrize("labels", [torch.zeros(4).to_sparse(), torch.zeros(4, device="meta")])
+def test_labels_that_hold_no_values_are_refused(labels: torch.Tensor) -> None:
+    with pytest.raises(UsageError, match="labels must be an ordinary tensor"):
+        new().learn(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), labels)
+
+
 @pytest.mark.parametrize("device", [torch.device("cpu"), "cpu", "auto"])
 def test_a_device_is_named_or_given(device: Any, tmp_path: Path) -> None:
     learner = new(device=device).learn(*images_of(0, 1))
@@ -817,7 +824,12 @@ def test_a_device_is_named_or_given(device: Any, tmp_path: Path) -> None:
         Learner.load(tmp_path, device="cup")
 
 
-@pytest.mark.parametrize("bad", [3, ([float("nan")], [1.0]), ("a", "b"), ([0.5], [0.0]), ([0.5],), ([0.5, 0.5], [1.0])])
+NO_STATISTICS = (
+    3, ([float("nan")], [1.0]), ("a", "b"), ([0.5], [0.0]), ([0.5],), ([0.5, 0.5], [1.0]), ([10**400], [1.0])
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", NO_STATISTICS)
 def test_normalisation_of_a_wrong_kind_is_refused_at_once(bad: Any) -> None:
     with pytest.raises(UsageError, match="normalise must be a mean and a positive standard deviation"):
         new(normalise=bad)
@@ -853,6 +865,26 @@ def test_an_infinite_label_is_saved_or_refused_in_words(tmp_path: Path) -> None:
         assert not (tmp_path / "model").exists()
     else:
         assert Learner.load(tmp_path / "model").classes_ == [0.5, float("inf")]
+
+
+@pytest.mark.parametrize("path", [None, 3, b"model"])
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with pytest.raises(UsageError, match="must be a string or a Path, not"):
+        new().save(path)
+    with pytest.raises(UsageError, match="must be a string or a Path, not"):
+        Learner.load(path)
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize("note", [object(), {"mean": np.float32(0.5)}, float("nan"), {1, 2}, CIRCLE])
+def test_a_note_that_is_no_json_is_refused_and_nothing_is_written(note: Any, tmp_path: Path) -> None:
+    new().save(tmp_path / "model", note={"epochs": 3})
+    with pytest.raises(UsageError, match="note must be"):
+        new(seed=1).save(tmp_path / "model", note=note)
+    assert Learner.load(tmp_path / "model").seed == 0
 
 
 def test_a_learner_that_learned_nothing_can_be_saved(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def as_folder(path: str | Path) -> Path:
     """The path of a folder. An empty string is refused: it would mean the working directory."""
+    if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
+        raise UsageError(f"the path of a folder must be a string or a Path, not {path!r}")
     if path == "" or "\0" in str(path):
         state = "contains NUL" if path else "is empty"
         raise UsageError(f"the path of the folder {state}: {REMEDY}")

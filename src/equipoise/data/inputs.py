@@ -16,7 +16,7 @@ from ..errors import UsageError
 def as_images(images: Any, copy: bool = False) -> Tensor:
     """Convert images to a uint8 tensor (n, channels, height, width); `copy`: one that shares no memory with them."""
     from_torch = isinstance(images, Tensor)
-    if from_torch and (images.layout != torch.strided or images.is_meta or images.is_quantized):
+    if from_torch and not is_ordinary(images):
         raise UsageError("images must be an ordinary tensor with pixels, not a sparse, quantized, nested or meta one")
     try:
         x = images if from_torch else torch.from_numpy(np.array(images, order="C"))
@@ -43,6 +43,11 @@ def as_images(images: Any, copy: bool = False) -> Tensor:
     return (flat.clone() if copy and from_torch else flat).view(x.shape)
 
 
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor has its values one beside the other: it is not sparse, quantized, nested or a meta tensor."""
+    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)
+
+
 def as_batch(images: Any, known: tuple[int, int, int]) -> Any:
     """Turn a single image into a batch of one, where images of the shape `known` are expected."""
     try:
@@ -64,7 +69,7 @@ def check_statistics(normalise: Statistics | None) -> None:
         return
     try:
         mean, std = ([float(value) for value in values] for values in normalise)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         mean, std = [], []
     if not mean or len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
         raise UsageError(

@@ -10,7 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import UsageError
+from .inputs import is_ordinary
 
+TIMES = (np.datetime64, np.timedelta64)
+"""which would become whole numbers, without their unit"""
 DIGITS = 1000
 """most digits of an integer"""
 DEPTH = 20
@@ -21,6 +24,8 @@ def as_labels(labels: Any, count: int) -> list[Hashable]:
     """Labels as a list of plain values, one for each of `count` images."""
     if isinstance(labels, (Set, Mapping)):
         raise UsageError(f"labels must be in the order of the images, and a {type(labels).__name__} has no order")
+    if isinstance(labels, Tensor) and not is_ordinary(labels):
+        raise UsageError("labels must be an ordinary tensor with values, not a sparse, quantized, nested or meta one")
     if isinstance(labels, (np.ndarray, Tensor)) and labels.ndim == 0:
         labels = labels.reshape(1)
     try:
@@ -36,7 +41,7 @@ def as_labels(labels: Any, count: int) -> list[Hashable]:
 
 def as_label(label: Any, depth: int = 0) -> Hashable:
     """A label as a plain value. Refuse labels that cannot be saved and restored exactly."""
-    if isinstance(label, (np.generic, Tensor)) and np.ndim(label) == 0 and not isinstance(label, np.datetime64):
+    if isinstance(label, (np.generic, Tensor)) and np.ndim(label) == 0 and not isinstance(label, TIMES):
         label = label.item()
     if type(label) is tuple and depth < DEPTH:
         return tuple(as_label(part, depth + 1) for part in label)

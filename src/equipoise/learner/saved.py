@@ -36,6 +36,7 @@ def save(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None
     none is touched.
     """
     replaced = check_saved(folder)
+    check_note(info.get("note"))
     data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     digest = hashlib.sha256(data).hexdigest()
     name = name_tensors(digest)
@@ -68,6 +69,15 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return safetensors.torch.load(data), info
     except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
         raise DataError(f"{path} is not a safetensors file ({get_first_line(error)}): delete {folder}") from None
+
+
+def check_note(note: Any) -> None:
+    """Refuse what JSON cannot hold."""
+    try:
+        json.dumps(note, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        words = f"note must be of strings, finite numbers, lists and dicts, as JSON is ({get_first_line(error)})"
+        raise UsageError(words) from None
 
 
 def seal(info: dict[str, Any]) -> bytes:
