@@ -26,7 +26,7 @@ def do_verb(verb: str, argv: list[str]) -> None:
 
 
 def format_usage() -> str:
-    """What the command can do."""
+    """The usage text."""
     lines = "\n".join(f"  {verb:6} {words}" for verb, words in VERBS.items())
     return (
         f"usage: equipoise VERB ...\n\nClass-incremental learning that stays balanced.\n\n{lines}\n\n"
@@ -35,7 +35,7 @@ def format_usage() -> str:
 
 
 def run_command(argv: list[str]) -> int:
-    """Do what the words say; returns the exit code."""
+    """Run the command; returns the exit code."""
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
     if not argv or argv[0] in ("-h", "--help"):

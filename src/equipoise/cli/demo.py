@@ -91,7 +91,7 @@ def average_accuracy(group: Sequence[Result]) -> float:
 
 
 def describe_results(results: Results) -> str:
-    """What happened, whatever it was."""
+    """Describe the comparison in one sentence."""
     parts = []
     for memory, remedies in CASES.items():
         where = f"with {memory} images per class in memory" if memory != "0" else "without memory"

@@ -30,7 +30,7 @@ FORMATS = {"markdown": grid.render_markdown, "latex": grid.render_latex}
 
 
 def print_note(words: str) -> None:
-    """Print to stderr what takes so long, beside the output."""
+    """Print a note to stderr."""
     print(words, file=sys.stderr, flush=True)
 
 
@@ -74,13 +74,13 @@ def match_rows(words: str, known: Sequence[str]) -> set[str]:
 
 
 def list_missing_data(tables: Sequence[Table]) -> list[str]:
-    """Data sets that these tables need and that cannot be loaded."""
+    """The data sets of these tables that cannot be loaded."""
     runs = [cell.run for table in tables for row in table.rows for cell in row.cells if cell.run is not None]
     return sorted({name for run in runs if (name := find_missing_data(run)) is not None})
 
 
 def read_results(folder: Path) -> Records:
-    """What is recorded there; nothing if the folder is not there yet."""
+    """The records of a folder; none if it does not exist."""
     return load_records(folder) if folder.exists() else NONE
 
 
@@ -111,7 +111,7 @@ def find_missing(tables: Sequence[Table], records: Records, seeds: int, alone: b
 
 
 def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, console: Console) -> None:
-    """Print which runs are missing, and what they would take."""
+    """Print the missing runs with their estimated time and memory."""
     records = read_results(folder)
     count, seconds, mib = 0, 0.0, 0.0
     for alone in (False, True):
@@ -131,7 +131,7 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
 
 
 def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, on: Local) -> list[queue.Job]:
-    """Do the runs that are missing; those that are timed one at a time, after the others, with nothing reused."""
+    """Do the missing runs. Timed runs come last, one at a time, and reuse nothing."""
     records = read_results(folder)
     done: list[queue.Job] = []
     for alone in (False, True):

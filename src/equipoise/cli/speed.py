@@ -60,7 +60,7 @@ class Row:
 
 
 class Setting(NamedTuple):
-    """What all rows have in common."""
+    """Settings common to all rows."""
 
     device: torch.device
     bf16: bool
@@ -187,7 +187,7 @@ def run_their_loop(row: Row, on: Setting) -> float:
 
 
 def compute_logits(net: Net, x: Tensor) -> Tensor:
-    """Of images that are normalised already."""
+    """The logits of normalised images."""
     z: Tensor = net.head(*net.backbone(x))[0]
     return z
 

@@ -27,14 +27,14 @@ MAKERS: dict[str, Callable[[], Table]] = {
 
 
 def make_table(name: str) -> Table:
-    """The table of that name."""
+    """The table of this name."""
     if name not in MAKERS:
         raise make_unknown_error("table or figure", name, MAKERS)
     return MAKERS[name]()
 
 
 def make_tables() -> list[Table]:
-    """All of them."""
+    """All tables and figures."""
     return [make() for make in MAKERS.values()]
 
 

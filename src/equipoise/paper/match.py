@@ -1,4 +1,4 @@
-"""Measured beside published: which records fill which cells of the paper, and how far apart the two numbers are."""
+"""Matches records with cells of the paper, and compares measured with published numbers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..settings import digest, to_plain
 from .cells import METRICS, Cell, Row, Table
 
 ONE, SEVERAL = 1.5, 1.0
-"""points that one or two seeds may be off, and the mean of three or more"""
+"""tolerance in points for one or two seeds, and for the mean of three or more"""
 
 
 class Found(NamedTuple):
-    """A record, and where it lies below the folder of all records."""
+    """A record, and its path below the folder of records."""
 
     id: str
     result: Result
@@ -37,26 +37,26 @@ class Records(NamedTuple):
     found: list[Found]
     """in the order of their names"""
     by_run: dict[str, dict[int, Found]]
-    """by their settings, then by seed: those that a cell of the paper could be"""
+    """by settings, then by seed"""
 
 
 NONE = Records([], {})
 
 
 def make_key(run: Run) -> str:
-    """Equal for runs that differ in the seed only, or in whether they name what is the default."""
+    """The key of a run's resolved settings without the seed."""
     resolved = resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
     return digest(to_plain(replace(resolved, seed=0)))
 
 
 def find_missing_data(run: Run) -> str | None:
-    """The data set that a run needs and that cannot be loaded; the subset is taken from the whole of ImageNet."""
+    """The data set of a run, if it cannot be loaded; ImageNet-Subset needs ImageNet."""
     return None if run.data.name in SHAPES else run.data.name.removesuffix("-subset")
 
 
 def load_records(folder: Path) -> Records:
-    """All results below a folder. Of two with the same settings and seed, one that reused nothing counts, which may
-    be a timing, or else the first by name."""
+    """Load all results below a folder. Of two with equal settings and seed, prefer one that reused nothing, else the
+    first by name."""
     check_exists(folder, "one that holds the folders of runs")
     records = Records([], {})
     for path, result in read_results(path.parent for path in sorted(folder.rglob("result.json"))).items():
@@ -74,18 +74,18 @@ def load_records(folder: Path) -> Records:
 
 @dataclass(frozen=True)
 class Filled:
-    """A cell of the paper with what was measured for it."""
+    """A cell of the paper with its measurements."""
 
     cell: Cell
     found: tuple[Found, ...]
     """a record for each seed"""
     quoted: bool = False
     joined: bool = False
-    """measured with joined batches: with short ones, which the cell asks for, there is no record yet"""
+    """measured with joined batches, since no record with short ones exists"""
 
     @property
     def values(self) -> list[float]:
-        """What was measured, seed by seed."""
+        """The measured values by seed."""
         return [METRICS[self.cell.column.metric](one.result) for one in self.found]
 
     @property
@@ -100,12 +100,12 @@ class Filled:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Measured minus published."""
         return None if self.ours is None or self.cell.paper is None else self.ours - self.cell.paper
 
     @property
     def needs(self) -> str | None:
-        """The data set that it takes and that this version cannot load."""
+        """The data set that this version cannot load, if any."""
         return None if self.cell.run is None else find_missing_data(self.cell.run)
 
     @property
@@ -136,19 +136,19 @@ class Filled:
 
     @property
     def last(self) -> str | None:
-        """What ended the epochs of its records, or would end those of its run: joined or short batches."""
+        """Whether the epochs of its runs end with joined or short batches."""
         if self.cell.run is None:
             return None
         return "short" if join_batches(self.cell.run) and not self.joined else "joined"
 
     @property
     def command(self) -> str | None:
-        """What measures it."""
+        """The command that measures it."""
         return None if self.cell.run is None else write_command(self.cell.run)
 
 
 class FilledRow(NamedTuple):
-    """A row of the paper with what was measured."""
+    """A row of the paper with its measurements."""
 
     row: Row
     cells: tuple[Filled, ...]
@@ -178,7 +178,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
 
 
 def list_row_runs(row: Row) -> Iterator[Run]:
-    """The runs of a row's cells that can be had here."""
+    """The runs of a row whose data can be loaded."""
     return (cell.run for cell in row.cells if cell.run is not None and cell.run.data.name in SHAPES)
 
 
@@ -196,12 +196,12 @@ def find_records(run: Run, records: Records, alone: bool) -> dict[int, Found]:
 
 
 def list_runs(tables: Sequence[Table], seeds: int) -> list[Run]:
-    """The runs behind all cells that can be had here, each once, for so many seeds."""
+    """The distinct runs behind all cells whose data can be loaded, for each seed."""
     runs = [run for table in tables for row in table.rows for run in list_row_runs(row)]
     each = (replace(run, seed=seed) for run in runs for seed in range(seeds))
     return list({(make_key(run), run.seed): run for run in each}.values())
 
 
 def find_missing_runs(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:
-    """Those of which there is no record; where they are timed, none that reused nothing."""
+    """The runs without a record; with `alone`, without one that reused nothing."""
     return [run for run in runs if run.seed not in find_records(run, records, alone)]

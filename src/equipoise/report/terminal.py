@@ -1,4 +1,4 @@
-"""Results in the terminal: a table of one run, or of several, which are grouped by their settings."""
+"""Prints results in the terminal: the steps of one run, or a table of several grouped by settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .words import (
 COLUMNS = ("data.name", "data.validation", "protocol.base", "protocol.steps", "protocol.memory", "recipe.epochs")
 """settings that have a column of their own, besides the method and its remedy"""
 DRAWN = 24
-"""settings that a picture has room for"""
+"""most settings in a picture"""
 
 
 def make_console() -> Console:
@@ -68,17 +68,17 @@ def group_results(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def describe_place(result: Result) -> dict[str, object]:
-    """What of the machine may change a result a little."""
+    """The settings of the machine that may affect a result."""
     return {f"machine.{name}": result["machine"].get(name) for name in ("device", "precision")}
 
 
 def find_engine(result: Result) -> str | None:
-    """The kernels of a GPU that a run was trained by."""
+    """The engine of a run on a GPU."""
     return result["machine"].get("engine") if result["machine"].get("device") == "cuda" else None
 
 
 def describe_images(result: Result) -> str:
-    """Which images the accuracies are of."""
+    """Which images were evaluated."""
     validation = result["run"]["data"].get("validation")
     return f"validation images ({validation:g})" if validation else "test images"
 

@@ -1,4 +1,4 @@
-"""Runs and their numbers in words, alike in the terminal, in tables and on the page."""
+"""Formats runs and numbers for the terminal, tables and the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def format_mean(values: Sequence[float | None]) -> str:
 
 
 def is_known(value: object) -> TypeGuard[float]:
-    """Whether there is a number: a run that diverged has none."""
+    """Whether a value is a finite number."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
@@ -66,7 +66,7 @@ def format_steps(steps: Sequence[Mapping[str, Any]], names: Iterable[str] = STEP
 
 
 def format_value(value: Any) -> str:
-    """A setting's value."""
+    """Format the value of a setting."""
     if isinstance(value, list):
         return " ".join(map(format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -130,7 +130,7 @@ def list_own_settings(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_changes(result: Result) -> Iterator[str]:
-    """What tells a run apart from one with default settings, besides its remedy."""
+    """The settings of a run that are not the default, besides its remedy."""
     run = result["run"]
     default = find_default_settings(run)
     if default is None:
@@ -163,7 +163,7 @@ def describe_change(name: str, value: Any) -> str:
 
 
 def find_machine(result: Result) -> Machine:
-    """Precision and engine of a run on a GPU, where they are not what they are by default."""
+    """Precision and engine of a run on a GPU, if not the default."""
     machine = result["machine"]
     precision, engine = str(machine.get("precision", "auto")), machine.get("engine")
     if machine.get("device") != "cuda" or (precision, engine) in (("bf16", "fused"), ("bf16", None)):
@@ -178,7 +178,7 @@ def find_computer(result: Result) -> str:
 
 
 def describe_reused(reused: Mapping[str, Any] | None) -> str:
-    """What was not computed in this run; nothing if all of it was."""
+    """Which steps were reused; empty if none."""
     if not reused:
         return ""
     steps = ", ".join(map(str, reused["steps"]))
