@@ -1,12 +1,16 @@
 """What tests share: one thread (on a small shared machine two are several times slower), and a place of their own."""
 
+import functools
 import multiprocessing
 
 import matplotlib
 import pytest
 import torch
 
+from equipoise.data import datasets
+
 torch.set_num_threads(1)
+datasets._read_digits = functools.cache(datasets._read_digits)  # read by every run, in a sixth of a short one's time
 
 
 @pytest.fixture

@@ -140,7 +140,8 @@ attempt(eval(sys.argv[1]), *eval(sys.argv[2]))
 MANY = (
     ATTEMPT
     + """
-datasets.load("digits")
+table = datasets._read_digits()
+datasets._read_digits = lambda: table
 for line in sys.stdin:
     settings, arguments = eval(line)
     pid = os.fork()
