@@ -310,6 +310,14 @@ def test_a_corrupt_result_is_named(capsys, caplog, runs, text):
         {"confusion": [[0.5]]},
         {"class_order": [*range(9)]},
         {"alpha": [None]},
+        {"alpha": [-1, None, None]},
+        {"forgetting": 5e9},
+        {"forgetting": 10**400},
+        {"reused": "x"},
+        {"reused": {"steps": [0]}},
+        {"versions": {"torch": [1]}},
+        {"class_order": [0] * 10},
+        {"class_order": [None] * 10},
     ],
     ids=lambda damage: str(damage)[:60],
 )
@@ -337,6 +345,8 @@ def test_a_report_is_made_of_the_others_where_a_result_is_damaged(caplog, runs):
     [
         ("run", {"seed": "x"}),
         ("run", {"seed": True}),
+        ("run", {"seed": -1}),
+        ("run", {"seed": 10**400}),
         ("run", {"method": ["a"]}),
         ("run", {"method": {"name": "il-baseline", "remedy": "balanced"}}),
         ("run.protocol", {"memory": None}),
@@ -351,6 +361,8 @@ def test_a_report_is_made_of_the_others_where_a_result_is_damaged(caplog, runs):
         ("steps.1", {"classes": 99}),
         ("steps.1", {"by_step": [1.0]}),
         ("steps.1", {"step": 0}),
+        ("steps.1", {"seconds": -5}),
+        ("steps.1", {"seconds": 10**400}),
         ("steps.2", {"top1": 1.0}),
         ("steps.2", {"new": None}),
         ("final", {"new": 3.0}),
@@ -365,6 +377,14 @@ def test_settings_and_numbers_that_do_not_fit_together_are_named(capsys, runs, p
     inside |= changes
     (runs / "meta" / "result.json").write_text(json.dumps(r))
     assert "runs/meta/result.json is not the result of a run (" in refused(capsys, 1, runs / "meta")
+
+
+def test_names_are_printed_as_they_are(capsys, runs):
+    r = result(runs / "meta")
+    del r["reused"]  # as in a record from elsewhere
+    r["run"]["method"]["name"] = "[red]x[/nope]"
+    (runs / "meta" / "result.json").write_text(json.dumps(r))
+    assert "[red]x[/nope]" in shown(capsys, runs / "meta") and "[red]x[/nope]" in shown(capsys, runs)
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "[" * 100_000], ids=lambda text: text[:9])

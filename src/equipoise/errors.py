@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import errno
-import math
 import numbers
+import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class EquipoiseError(Exception):
@@ -71,9 +72,9 @@ def check(
     below: float | None = None,
     whole: bool = False,
 ) -> None:
-    """Refuse a setting that is not a finite number within bounds; `whole`: nor an integer."""
+    """Refuse a setting that is not a finite number within bounds, or with `whole` not an integer."""
     kind = numbers.Integral if whole else numbers.Real
-    if isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, kind) and not isinstance(value, bool) and is_finite(value):
         x = float(value)
         low = (least is None or x >= least) and (above is None or x > above)
         if low and (most is None or x <= most) and (below is None or x < below):
@@ -81,6 +82,11 @@ def check(
     bounds = [(least, "of {:g} or more"), (above, "above {:g}"), (most, "at most {:g}"), (below, "below {:g}")]
     words = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
     raise UsageError(f"{name} must be a {'whole ' if whole else ''}number {words}, not {value}")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a number is one of those that a float can hold; a whole number may be too large."""
+    return bool(abs(value) <= sys.float_info.max)
 
 
 def check_choice(name: str, value: object, *known: object) -> None:

@@ -23,6 +23,7 @@ Kinds = Mapping[type, Callable[[str], type]]
 
 PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), type(None): type(None)}
 """the JSON types of simple field types"""
+KINDS_IN_WORDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
 
 
 def no_flag(default: Any) -> Any:
@@ -102,7 +103,7 @@ def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
     if wrong:
         state = "unknown" if min(wrong) in rest else "missing"
         raise DataError(f"not a {kind.__name__} of this version of Equipoise: {min(wrong)} is {state}")
-    values = {name: _read_value(hints[name], value, kinds) for name, value in rest.items()}
+    values = {name: _read_value(name, hints[name], value, kinds) for name, value in rest.items()}
     try:
         return kind(**values)
     except TypeError as error:
@@ -111,7 +112,7 @@ def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
         raise DataError(f"not a {kind.__name__}: {error}") from None
 
 
-def _read_value(hint: Any, value: Any, kinds: Kinds) -> Any:
+def _read_value(name: str, hint: Any, value: Any, kinds: Kinds) -> Any:
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     inside = set(typing.get_args(hint)) if union else {hint}
     own: set[Any] = {kind for kind in inside if is_dataclass(kind)}
@@ -119,11 +120,12 @@ def _read_value(hint: Any, value: Any, kinds: Kinds) -> Any:
     if own and not absent and (isinstance(value, Mapping) or inside <= {*own, type(None)}):
         return from_plain(next(iter(own)), value, kinds)
     if inside <= PLAIN.keys() and not any(isinstance(value, PLAIN[kind]) for kind in inside):
-        raise DataError(f"{value!r:.40} is none of {', '.join(sorted(kind.__name__ for kind in inside))}")
+        expected = " or ".join(sorted(KINDS_IN_WORDS[kind] for kind in inside))
+        raise DataError(f"{name} is {value!r:.40}, where {expected} is expected")
     if inside <= {int, float} and isinstance(value, bool):
-        raise DataError(f"{value!r} is not a number")
+        raise DataError(f"{name} is {value!r}, where a number is expected")
     if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
-        raise DataError(f"{value!r:.40} is none of {', '.join(map(str, typing.get_args(hint)))}")
+        raise DataError(f"{name} is {value!r:.40}, which is none of {', '.join(map(str, typing.get_args(hint)))}")
     return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 

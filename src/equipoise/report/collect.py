@@ -40,7 +40,7 @@ def collect_data(records: Records) -> dict[str, Any]:
             "equipoise": __version__,
             "runs": len(results),
             "hardware": sorted({find_computer(result) for result in results}),
-            "torch": sorted({r["versions"]["torch"].split("+")[0] for r in results if r["versions"]}),
+            "torch": sorted({r["versions"]["torch"].split("+")[0] for r in results if "torch" in r["versions"]}),
         },
         "states": {
             "close": f"within {ONE:g} points of the paper, or {SEVERAL:g} for the mean of three or more seeds",

@@ -34,8 +34,11 @@ DRAWN = 24
 
 
 def make_console() -> Console:
-    """Standard output: as wide as the terminal, or wide enough for a table in a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+    """Standard output: as wide as the terminal, or wide enough for a table in a file or a pipe.
+
+    Names are printed as they are: without markup, in which [x] would be a style.
+    """
+    return Console(markup=False, width=None if sys.stdout.isatty() else 160)
 
 
 def load_results(folders: Sequence[Path]) -> list[Result]:
@@ -163,7 +166,7 @@ def print_result(result: Result, console: Console) -> None:
     for row in format_steps([step | {"alpha": alpha} for step, alpha in zip(result["steps"], result["alpha"])]):
         table.add_row(*row)
     console.print(table)
-    forgotten, reused = result["forgetting"], describe_reused(result["reused"])
+    forgotten, reused = result["forgetting"], describe_reused(result.get("reused"))
     console.print(
         f"average incremental accuracy {result['average_incremental_accuracy']:.2f}%"
         + ("" if forgotten is None else f", forgetting {forgotten:.2f} points")

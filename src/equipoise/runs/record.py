@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from .. import files, methods
 from ..data.protocol import split_classes
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, check, is_finite
 from ..settings import from_plain
 from ..step import Recipe
 from .settings import Data, Protocol
@@ -67,6 +66,12 @@ def find_fault(result: Result) -> str | None:
     for name, kind in PARTS.items():
         if not isinstance(result.get(name), kind):
             return f"it has no {name.replace('_', ' ')}"
+    if not all(isinstance(name, str) for name in result["versions"].values()):
+        return "its versions are not strings"
+    if (reused := result.get("reused")) and not (
+        isinstance(reused, dict) and isinstance(reused.get("steps"), list) and is_number(reused.get("seconds"))
+    ):
+        return "it does not say which steps it reused"
     return find_wrong_setting(result["run"]) or find_wrong_number(result) or find_contradiction(result)
 
 
@@ -78,12 +83,11 @@ def find_wrong_setting(run: dict[str, Any]) -> str | None:
         method = remedy = method["host"]
     if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in (method, remedy)):
         return "it names no method"
-    if not isinstance(run.get("seed"), int) or isinstance(run["seed"], bool):
-        return "its seed is not a whole number"
     try:
+        check("seed", run.get("seed"), least=0, whole=True)
         for name, kind in SETTINGS.items():
             from_plain(kind, run.get(name), methods.KINDS)
-    except DataError as error:
+    except (DataError, UsageError) as error:
         return str(error)
     return None
 
@@ -98,19 +102,24 @@ def find_wrong_number(result: Result) -> str | None:
     if not all(type(n) is int and n >= 0 for row in matrix for n in row) or not any(map(any, matrix)):
         return "its confusion matrix does not count images"
     accuracies = {name: result.get(name) for name in AVERAGES} | {f"final {n}": final.get(n, "") for n in FINAL}
-    others = {"forgetting": result.get("forgetting", "")} | {f"α {t}": a for t, a in enumerate(result["alpha"])}
+    others = {f"α {t}": a for t, a in enumerate(result["alpha"])}
+    forgetting = result.get("forgetting", "")
     for t, step in enumerate(steps):
         accuracies |= {f"{name} of step {t}": step.get(name, "") for name in (*FINAL, "latest")}
         accuracies |= {f"accuracy of step {t} on step {k}": value for k, value in enumerate(step["by_step"])}
         others |= {f"{name} of step {t}": step.get(name, "") for name in ("step", "classes", "seconds")}
     wrong = {name: v for name, v in accuracies.items() if not (is_number(v) and -NEAR <= v <= 100 + NEAR)}
-    wrong |= {name: v for name, v in others.items() if not is_number(v)}
-    return next((f"{n} is {v!r:.40}" for n, v in wrong.items() if v is not None or n.startswith(NEVER_NONE)), None)
+    wrong |= {name: v for name, v in others.items() if not (is_number(v) and v >= 0)}
+    wrong |= {} if is_number(forgetting) and abs(forgetting) <= 100 + NEAR else {"forgetting": forgetting}
+    told = {name: "missing" if v == "" else f"{v!r:.40}" for name, v in wrong.items()}
+    return next((f"{n} is {told[n]}" for n, v in wrong.items() if v is not None or n.startswith(NEVER_NONE)), None)
 
 
 def find_contradiction(result: Result) -> str | None:
     """The first contradiction between two numbers."""
     steps, matrix, final, protocol = result["steps"], result["confusion"], result["final"], result["run"]["protocol"]
+    if {*map(type, result["class_order"])} != {int} or len({*result["class_order"]}) < len(result["class_order"]):
+        return "its class order does not name each class once"
     try:
         sizes = split_classes(len(result["class_order"]), protocol["base"], protocol["steps"])
     except UsageError as error:
@@ -132,4 +141,4 @@ def find_contradiction(result: Result) -> str | None:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number; booleans are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
