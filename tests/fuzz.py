@@ -26,7 +26,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from equipoise import NCM, SLDA, Balanced, BiC, DataError, ILBaseline, Learner, Meta, PODNet, Recipe
+from equipoise import NCM, SLDA, Balanced, BiC, DataError, ILBaseline, Learner, Meta, PODNet, Recipe, UsageError
 from equipoise.data import datasets
 from equipoise.learner.saved import INFO, name_tensors, seal
 
@@ -169,7 +169,7 @@ def try_to_use(folder: Path, right: Any) -> str:
         learner = Learner.load(folder)
         found = learner.predict_proba(TEST)
         learner.predict(TEST)
-    except DataError as error:
+    except (DataError, UsageError) as error:  # of usage, where it is to be loaded with a backbone
         return "refused" if str(folder) in str(error) and "\n" not in str(error) else f"! unclear: {str(error)[:200]}"
     except BaseException as error:
         return f"! {type(error).__name__}: {str(error)[:200]}"

@@ -48,9 +48,11 @@ def check_backbone(backbone: Any) -> None:
         raise UsageError(f"backbone must be a torch module or a function that makes one, not {backbone!r}")
 
 
-def check_same_source(path: str | Path, saved: str | None, backbone: ModuleSource | None) -> None:
+def check_same_source(path: str | Path, saved: object, backbone: ModuleSource | None) -> None:
     """Refuse to load a learner without the backbone it was made with, or with one where it had none."""
     check_backbone(backbone)
+    if not isinstance(saved, str | None):
+        raise DataError(f"{path} is not a learner that this version can read: its backbone is no name")
     if saved is not None and backbone is None:
         raise UsageError(f"{path} was learned with a backbone of its own, {saved}: load it with backbone=... as well")
     if saved is None and backbone is not None:
