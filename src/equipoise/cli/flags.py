@@ -1,6 +1,6 @@
-"""Flags: words become values of a field's type, and the help is made of the field's docstring.
+"""Parses flags into the fields of a dataclass, and makes the help from the docstrings of the fields.
 
-Nothing here knows any verb, and nothing takes time to import.
+Nothing here depends on a verb, or is slow to import.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from typing import Any, Literal, NamedTuple
 from ..errors import UsageError, find_nearest
 
 BEGINS_FLAG = re.compile(r"--|-(?!inf$|nan$)[A-Za-z]").match
-"""whether a word is a flag, which a negative number is not"""
+"""whether a word begins like a flag; negative numbers do not"""
 NUMBERS = {int: "a whole number", float: "a number"}
 METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", Path: "PATH"}
-"""what the help calls a value of a type; VALUE for every other"""
+"""what the help calls a value of a type; VALUE for other types"""
 
 
 class Flag(NamedTuple):
-    """A flag; or what is `positional`, a word after no flag."""
+    """A flag, or a positional argument."""
 
     name: str
-    """without dashes before it, and with underscores within"""
+    """without leading dashes, with underscores"""
     type: Any
     default: Any
-    """MISSING for what must be given"""
+    """MISSING if the flag is required"""
     help: str
-    """what it is for, with the words for its default if there are better ones"""
+    """its description, which may end with its own words for the default"""
     group: str = ""
-    """the title under which the help shows it; none for what is shown first"""
+    """the title under which the help shows it; empty for the flags shown first"""
     positional: bool = False
 
     @property
     def word(self) -> str:
-        """As it is typed."""
+        """The flag as it is typed."""
         return self.name.upper() if self.positional else f"--{self.name.replace('_', '-')}"
 
     @property
     def several(self) -> bool:
-        """Whether it takes any number of values."""
-        return typing.get_origin(alternatives(self.type)[0]) is tuple
+        """Whether the flag takes any number of values."""
+        return typing.get_origin(list_types(self.type)[0]) is tuple
 
     @property
     def spellings(self) -> list[str]:
-        """As it is typed, and what turns off a switch."""
+        """All ways to type the flag: a switch also has `--no-...`."""
         return [self.word, f"--no-{self.word[2:]}"] if self.type is bool else [self.word]
 
 
 class Syntax(NamedTuple):
-    """All that can stand behind a command."""
+    """A command and its flags."""
 
     command: str
     """such as `equipoise run lucir`"""
@@ -68,16 +68,16 @@ class Syntax(NamedTuple):
     """what it does"""
     flags: Sequence[Flag]
     groups: Mapping[str, str] = {}
-    """the groups of flags in their order: titles, and what there is to say of each"""
+    """the groups of flags in order: a title and a description of each"""
 
-    def mistake(self, what: str) -> UsageError:
-        """The error for words that do not fit. It names the page that does help."""
+    def make_error(self, what: str) -> UsageError:
+        """The error for invalid words. It says how to see the help."""
         return UsageError(f"{what}; {self.command} --help lists all flags")
 
 
 def parse_arguments(kind: Any, verb: str, argv: Sequence[str]) -> Any:
-    """The dataclass that the words describe."""
-    hints, helps = typing.get_type_hints(kind), docstrings(kind)
+    """Parse the words into a dataclass."""
+    hints, helps = typing.get_type_hints(kind), read_docstrings(kind)
     flags = [
         Flag(f.name, hints[f.name], f.default, helps[f.name], positional=f.default in (MISSING, ()))
         for f in fields(kind)
@@ -86,9 +86,9 @@ def parse_arguments(kind: Any, verb: str, argv: Sequence[str]) -> Any:
 
 
 def parse(syntax: Syntax, argv: Sequence[str]) -> dict[str, Any]:
-    """The values that are given, by the names of their flags; of a flag given twice, the last. --help ends it."""
+    """The given values by flag name; the last one if a flag is repeated. --help prints the help and exits."""
     if "--help" in argv or "-h" in argv:
-        print(help_page(syntax))
+        print(format_help(syntax))
         raise SystemExit(0)
     known = {word[2:]: flag for flag in syntax.flags if not flag.positional for word in flag.spellings}
     given: dict[str, Any] = {}
@@ -101,51 +101,51 @@ def parse(syntax: Syntax, argv: Sequence[str]) -> dict[str, Any]:
         typed, equals, value = word.partition("=")
         name = typed.removeprefix("--").replace("_", "-")
         if name not in known:
-            raise syntax.mistake(f"unknown flag {typed!r}{suggest(name.lstrip('-'), known, '--')}")
+            raise syntax.make_error(f"unknown flag {typed!r}{suggest(name.lstrip('-'), known, '--')}")
         flag = known[name]
         if flag.type is bool:
             if equals:
-                raise syntax.mistake(f"{typed} takes no value")
+                raise syntax.make_error(f"{typed} takes no value")
             given[flag.name] = f"--{name}" == flag.word
             continue
         values = [value] if equals else list(itertools.takewhile(lambda word: not BEGINS_FLAG(word), words))
         values = values if flag.several else values[:1]
         words = words if equals else words[len(values) :]
         if not values and not flag.several:
-            raise syntax.mistake(f"{typed} needs a value")
-        given[flag.name] = read(syntax, flag, values)
+            raise syntax.make_error(f"{typed} needs a value")
+        given[flag.name] = parse_flag(syntax, flag, values)
     for flag in syntax.flags:
         if flag.positional:
             values, rest = (rest, []) if flag.several else (rest[:1], rest[1:])
             if values:
-                given[flag.name] = read(syntax, flag, values)
+                given[flag.name] = parse_flag(syntax, flag, values)
             elif flag.default is MISSING:
-                raise syntax.mistake(f"say which {flag.help}")
+                raise syntax.make_error(f"say which {flag.help}")
     if rest:
         meant = f" (did you mean '--{rest[0]}'?)" if rest[0] in known else ""
-        raise syntax.mistake(f"unexpected word {rest[0]!r}{meant}")
+        raise syntax.make_error(f"unexpected word {rest[0]!r}{meant}")
     return given
 
 
-def read(syntax: Syntax, flag: Flag, words: Sequence[str]) -> Any:
-    """The value of a flag."""
+def parse_flag(syntax: Syntax, flag: Flag, words: Sequence[str]) -> Any:
+    """Parse the words of a flag; an error names the flag."""
     try:
-        return value_of(flag.type, words)
+        return parse_value(flag.type, words)
     except ValueError as error:
-        raise syntax.mistake(f"{flag.word}: {error}") from None
+        raise syntax.make_error(f"{flag.word}: {error}") from None
 
 
-def value_of(kind: Any, words: Sequence[str]) -> Any:
-    """The value of a type for which words stand; a ValueError says why they stand for none."""
+def parse_value(kind: Any, words: Sequence[str]) -> Any:
+    """Parse words as a value of a type; a ValueError says what is wrong."""
     if type(None) in typing.get_args(kind) and [*words] == ["None"]:
         return None
-    *others, kind = alternatives(kind)
+    *others, kind = list_types(kind)
     for other in others:
         with contextlib.suppress(ValueError):
-            return value_of(other, words)
+            return parse_value(other, words)
     inside = typing.get_args(kind)
     if typing.get_origin(kind) is tuple and len({*inside} - {...}) == 1:
-        return tuple(value_of(inside[0], [word]) for word in words)
+        return tuple(parse_value(inside[0], [word]) for word in words)
     if kind not in (bool, *NUMBERS, str, Path) and typing.get_origin(kind) is not Literal:
         raise ValueError("it can be set in Python only")
     (word,) = words
@@ -160,23 +160,27 @@ def value_of(kind: Any, words: Sequence[str]) -> Any:
         raise ValueError(f"{word!r} is not {NUMBERS[kind]}") from None
 
 
-def alternatives(kind: Any) -> Sequence[Any]:
-    """The types of a union but None; any other type alone."""
+def list_types(kind: Any) -> Sequence[Any]:
+    """The types of a union without None; any other type alone."""
     inside = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     return [one for one in inside if one is not type(None)]
 
 
 def suggest(word: str, known: Iterable[str], dashes: str = "") -> str:
-    """The nearest of what is known, as a question; nothing if none is near."""
+    """The most similar known name, as a question; empty if none is similar."""
     near = find_nearest(word, known)
     return "" if near is None else f" (did you mean {dashes + near!r}?)"
 
 
-def help_page(syntax: Syntax) -> str:
-    """The flags of no group first, which the first line names too; then each group."""
+def format_help(syntax: Syntax) -> str:
+    """The help text: usage with the main flags, these flags, then each group."""
     width = min(100, shutil.get_terminal_size().columns)
     fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
-    first = [form(flag) if flag.default is MISSING else f"[{form(flag)}]" for flag in syntax.flags if not flag.group]
+    first = [
+        format_flag(flag) if flag.default is MISSING else f"[{format_flag(flag)}]"
+        for flag in syntax.flags
+        if not flag.group
+    ]
     more = ["[FLAGS]"] if len(first) < len(syntax.flags) else []
     lines = [fill(" ".join(["usage:", syntax.command, "[--help]", *first, *more]), subsequent_indent=" " * 7), ""]
     lines += ["\n\n".join(fill(paragraph) for paragraph in syntax.about.split("\n\n")), ""]
@@ -185,22 +189,22 @@ def help_page(syntax: Syntax) -> str:
         if flags and title:
             lines += ["", f"{title} options", *([fill(words)] if words else [])]
         for flag in flags:
-            start = f"  {', '.join(flag.spellings) if flag.default is True else form(flag):20} "
+            start = f"  {', '.join(flag.spellings) if flag.default is True else format_flag(flag):20} "
             lines.append(fill(describe(flag), initial_indent=start, subsequent_indent=" " * 23))
     return "\n".join(lines).replace("\xa0", " ")
 
 
-def form(flag: Flag) -> str:
-    """A flag and what follows it, such as --epochs INT, with spaces at which no line is broken."""
-    *others, kind = alternatives(flag.type)
+def format_flag(flag: Flag) -> str:
+    """A flag and its value, such as --epochs INT, with non-breaking spaces."""
+    *others, kind = list_types(flag.type)
     kind = typing.get_args(kind)[0] if flag.several else kind
     value = "" if flag.positional or flag.type is bool else f" {METAVARS.get(kind, 'VALUE') if not others else 'VALUE'}"
     return f"{flag.word}{value}{' ...' if flag.several else ''}".replace(" ", "\xa0")
 
 
 def describe(flag: Flag) -> str:
-    """What a flag is for, its values where they are few, and its default."""
-    (kind, *_), text, default = alternatives(flag.type), flag.help, flag.default
+    """The description of a flag, its choices and its default."""
+    (kind, *_), text, default = list_types(flag.type), flag.help, flag.default
     if typing.get_origin(kind) is Literal:
         *most, last = map(str, typing.get_args(kind))
         choices = f"{', '.join(most)} or {last}" if most else last
@@ -211,8 +215,8 @@ def describe(flag: Flag) -> str:
 
 
 @functools.cache
-def docstrings(kind: Any) -> dict[str, str]:
-    """The text below each field of a dataclass; nothing where its source is not in a file."""
+def read_docstrings(kind: Any) -> dict[str, str]:
+    """The docstring of each field of a dataclass; none if its source is not in a file."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         try:

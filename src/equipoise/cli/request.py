@@ -1,4 +1,4 @@
-"""What a run is given: the fields of its dataclasses, with those of the named method and of the named remedy alone."""
+"""Parses the command line of a run: its flags are the fields of its dataclasses, its method and its remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..runs.command import name_flag
 from ..runs.settings import Data, Machine, Options, Protocol, Run
 from ..runs.shared_steps import parse_store
 from ..step import Finetune, Recipe, plan_for
-from .flags import Flag, Syntax, docstrings, parse
+from .flags import Flag, Syntax, parse, read_docstrings
 from .words import pop_flag
 
 R = TypeVar("R", bound="Request")
@@ -27,10 +27,10 @@ R = TypeVar("R", bound="Request")
 
 @dataclass(frozen=True)
 class Request:
-    """What `equipoise run METHOD` is given."""
+    """The settings of `equipoise run METHOD`."""
 
     run: Run = field(default_factory=Run)
-    """what determines the result"""
+    """settings that determine the result"""
     machine: Machine = field(default_factory=Machine)
     """where it is computed"""
     options: Options = field(default_factory=Options)
@@ -42,7 +42,7 @@ class Request:
 
 
 FIRST = ("dataset", "remedy", "steps", "memory", "out")
-"""the flags that nearly every run needs, which the help shows before all groups"""
+"""the flags that most runs need; the help shows them first"""
 GROUPS: dict[str, tuple[type, ...]] = {
     "method": (Method,),
     "remedy": (Remedy,),
@@ -50,9 +50,10 @@ GROUPS: dict[str, tuple[type, ...]] = {
     "recipe": (Recipe,),
     "machine": (Machine, Options, Request),
 }
-"""the groups of the help, and the dataclasses whose fields are flags of them by their own names
+"""the groups of the help, and the dataclasses whose fields are flags in them, named like the fields
 
-The flags of any other dataclass begin with the name of the field that holds it, and are in the group of that field.
+The flags of any other dataclass have the name of the field that holds it as a prefix, and are in the group of that
+field.
 """
 NAMED = tuple(kind for kinds in GROUPS.values() for kind in kinds)
 UNSET = {
@@ -61,45 +62,45 @@ UNSET = {
     "data": "$EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download",
     "store": "$EQUIPOISE_STORE or ~/.cache/equipoise/store",
 }
-"""what the help shows where the default of a flag is None, unless its docstring says it"""
+"""what the help shows for a default of None, if the docstring does not say it"""
 HELPS = {"store": "folder where steps are shared with other runs; `none` to share none"}
-"""for a flag that is no value of its field"""
+"""descriptions of flags whose value is not that of the field"""
 
 
 def parse_request(argv: Sequence[str], verb: str, kind: type[R]) -> R:
-    """What the words say: the method, then its flags. Only those of this method and of this remedy are known."""
-    method = name_method(argv, verb)
-    start = default_request(kind, method, pop_flag("--remedy", argv)[1], pop_flag("--dataset", argv)[1])
-    # Those of the named remedy and data set are shown, but nothing else makes these the default.
+    """Parse the method, then its flags. Only the flags of this method and its remedy are accepted."""
+    method = choose_method(argv, verb)
+    start = make_default_request(kind, method, pop_flag("--remedy", argv)[1], pop_flag("--dataset", argv)[1])
+    # The help shows the flags of the named remedy and data set, but as defaults it still shows the real ones.
     real = {"remedy": method().remedy.name, "dataset": Data().name}
-    found = [flag._replace(default=real.get(flag.name, flag.default)) for flag in flags_of(start)]
+    found = [flag._replace(default=real.get(flag.name, flag.default)) for flag in collect_flags(start)]
     check_names(found, method)
-    refuse_foreign(argv[1:], found, start.run.method)
-    given = parse(syntax_of(found, start, verb), argv[1:])
+    refuse_foreign_flags(argv[1:], found, start.run.method)
+    given = parse(make_syntax(found, start, verb), argv[1:])
     values = {flag.name: flag.default for flag in found} | given
     refuse_milestones(given, values["schedule"])
-    request: R = with_values(start, values)
+    request: R = replace_values(start, values)
     recipe = None if request.run.recipe == start.run.recipe else request.run.recipe
     return replace(request, run=replace(request.run, recipe=recipe))
 
 
-def name_method(argv: Sequence[str], verb: str) -> type[Method]:
-    """The method, which comes first; without one, --help lists those that there are."""
+def choose_method(argv: Sequence[str], verb: str) -> type[Method]:
+    """The method, which is the first word; without it, --help lists all methods."""
     known = methods.find_methods()
     if argv and not argv[0].startswith("-"):
         if argv[0] not in known:
             raise make_unknown_error("method", argv[0], known)
         return known[argv[0]]
     if any(word in ("-h", "--help") for word in argv):
-        lines = [f"  {name:12} {first_line(kind)}" for name, kind in sorted(known.items())]
+        lines = [f"  {name:12} {get_summary(kind)}" for name, kind in sorted(known.items())]
         more = f"  equipoise {verb} METHOD --help lists a method's flags, with --remedy NAME those of a remedy too."
         print("\n".join([f"usage: equipoise {verb} METHOD [FLAGS]", "", *lines, "", more]))
         raise SystemExit(0)
-    raise UsageError(f"name a method first: equipoise {verb} METHOD [FLAGS]; there is: {', '.join(sorted(known))}")
+    raise UsageError(f"name a method first: equipoise {verb} METHOD [FLAGS]; choose from {', '.join(sorted(known))}")
 
 
-def default_request(kind: type[R], method: type[Method], remedy: str | None, dataset: str | None) -> R:
-    """The request that no flag changes. The recipe depends on the images, so the help shows that of the data set."""
+def make_default_request(kind: type[R], method: type[Method], remedy: str | None, dataset: str | None) -> R:
+    """The request without any flags. The default recipe depends on the size of the images, so on the data set."""
     chosen = method() if remedy is None else method().with_remedy(methods.find_remedy(remedy)())
     shapes = SHAPES | PLANNED
     data = Data() if dataset is None else Data(dataset)
@@ -108,46 +109,46 @@ def default_request(kind: type[R], method: type[Method], remedy: str | None, dat
     return kind(run=Run(chosen, data, protocol, recipe))
 
 
-def syntax_of(found: Sequence[Flag], start: Request, verb: str) -> Syntax:
-    """What a method's flags are, in the order in which the help shows them."""
+def make_syntax(found: Sequence[Flag], start: Request, verb: str) -> Syntax:
+    """The syntax of a method's command, with its flags in the order of the help."""
     method = start.run.method
     first = sorted((flag for flag in found if flag.name in FIRST), key=lambda flag: FIRST.index(flag.name))
     flags = [flag._replace(group="") for flag in first] + [flag for flag in found if flag.name not in FIRST]
-    groups = {title: first_line(kinds[0]) for title, kinds in GROUPS.items()}
-    groups |= {"method": "", "remedy": first_line(type(method.remedy))}
+    groups = {title: get_summary(kinds[0]) for title, kinds in GROUPS.items()}
+    groups |= {"method": "", "remedy": get_summary(type(method.remedy))}
     return Syntax(f"equipoise {verb} {method.name}", inspect.getdoc(type(method)) or "", flags, groups)
 
 
-def first_line(kind: type) -> str:
-    """The first sentence of a docstring."""
+def get_summary(kind: type) -> str:
+    """The first paragraph of a docstring, on one line."""
     return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 # From dataclasses to flags -----------------------------------------------------------------------------------
 
 
-def flags_of(value: Any, group: str = "", prefix: str = "") -> Iterator[Flag]:
-    """The flags of a dataclass and of those within it. If a remedy replaces a method's fine-tuning, so its flags."""
+def collect_flags(value: Any, group: str = "", prefix: str = "") -> Iterator[Flag]:
+    """The flags of a dataclass and of nested dataclasses; without those of a fine-tuning that the remedy replaces."""
     kind: type = type(value)
-    hints, helps = typing.get_type_hints(kind), docstrings(kind)
+    hints, helps = typing.get_type_hints(kind), read_docstrings(kind)
     group = next((title for title, kinds in GROUPS.items() if isinstance(value, kinds)), group)
-    for field_name, name, one in flagged(value, prefix):
+    for field_name, name, one in list_fields(value, prefix):
         if isinstance(one, Remedy):
-            yield Flag("remedy", str, one.name, f"{helps[field_name]}: {', '.join(remedies_for(value))}")
+            yield Flag("remedy", str, one.name, f"{helps[field_name]}: {', '.join(list_remedies(value))}")
         if is_dataclass(one):
-            yield from flags_of(one, group, prefix if isinstance(one, NAMED) else f"{name}_")
+            yield from collect_flags(one, group, prefix if isinstance(one, NAMED) else f"{name}_")
         else:
             words = HELPS.get(name) or helps.get(field_name, "")
             default = f" (default: {UNSET[name]})" if one is None and name in UNSET else ""
             yield Flag(name, hints[field_name], one, words + default, group)
 
 
-def with_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
-    """A dataclass with the values of its flags in place of its own. Whatever it refuses is an error of ours."""
+def replace_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
+    """A copy of a dataclass with the values of its flags, which the dataclass checks."""
     changed = {}
-    for field_name, name, one in flagged(value, prefix):
+    for field_name, name, one in list_fields(value, prefix):
         if is_dataclass(one):
-            changed[field_name] = with_values(one, given, prefix if isinstance(one, NAMED) else f"{name}_")
+            changed[field_name] = replace_values(one, given, prefix if isinstance(one, NAMED) else f"{name}_")
         elif name == "store":
             changed[field_name] = parse_store(None if given[name] is None else str(given[name]))
         else:
@@ -155,8 +156,8 @@ def with_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
     return replace(value, **changed)
 
 
-def flagged(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
-    """The fields of a dataclass that are flags or hold flags: the field's name, the flag's, and its value."""
+def list_fields(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
+    """The fields of a dataclass that are flags or hold flags: the field's name, the flag's name and the value."""
     for f in fields(value):
         one, flag = getattr(value, f.name), name_flag(f.name, f.metadata)
         replaced = isinstance(one, Finetune) and isinstance(value, Method) and not value.remedy.keeps_finetuning
@@ -168,21 +169,21 @@ def flagged(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
 # What is refused ---------------------------------------------------------------------------------------------
 
 
-def remedies_for(method: Method) -> list[str]:
-    """The remedies that a method goes with."""
+def list_remedies(method: Method) -> list[str]:
+    """The names of the remedies that a method supports."""
     return [name for name in REMEDIES if method.remedies is None or name in (*method.remedies, "standard")]
 
 
 def check_names(found: Sequence[Flag], method: type[Method]) -> None:
-    """Refuse a method of which a field has the flag of another setting."""
+    """Refuse a method with a field whose flag is already taken."""
     names = [flag.name for flag in found]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"method {method.name} has a field {name}, which is a flag of every run: rename the field")
 
 
-def refuse_foreign(words: Sequence[str], found: Sequence[Flag], method: Method) -> None:
-    """Refuse the flags of another method or remedy, saying whose they are."""
+def refuse_foreign_flags(words: Sequence[str], found: Sequence[Flag], method: Method) -> None:
+    """Refuse the flags of other methods and remedies; the error names their owners."""
     own = {spelling for flag in found for spelling in flag.spellings}
     for word in words:
         flag = word.split("=")[0]
@@ -190,16 +191,16 @@ def refuse_foreign(words: Sequence[str], found: Sequence[Flag], method: Method) 
             continue
         plain = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
         for axis, here, others in (
-            ("--remedy ", method.remedy.name, {n: method.with_remedy(REMEDIES[n]()) for n in remedies_for(method)}),
+            ("--remedy ", method.remedy.name, {n: method.with_remedy(REMEDIES[n]()) for n in list_remedies(method)}),
             ("the method ", method.name, {n: kind() for n, kind in sorted(methods.find_built_in().items())}),
         ):
-            owners = [n for n, other in others.items() if plain in {one.name for one in flags_of(other)}]
+            owners = [n for n, other in others.items() if plain in {one.name for one in collect_flags(other)}]
             if owners:
                 raise UsageError(f"{flag} belongs to {axis}{' or '.join(owners)}, not to {axis}{here}")
 
 
 def refuse_milestones(given: Collection[str], schedule: str) -> None:
-    """Refuse what only a schedule with milestones has, where there is another."""
+    """Refuse --milestones and --decay unless the schedule has milestones."""
     for name in ("milestones", "decay"):
         if name in given and schedule != "steps":
             other = f"--{name} belongs to --schedule steps, not to --schedule {schedule}"
