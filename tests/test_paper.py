@@ -586,7 +586,7 @@ def test_a_timing_is_found_beside_a_record_that_reused_a_step(tmp_path: Path) ->
     assert timed is not None
     recorded_with(tmp_path / "a", {0: 41.0}, timed)
     (file,) = (tmp_path / "a").rglob("result.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"reused": {"steps": [0]}}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"reused": {"steps": [0], "seconds": 1.0}}))
     assert find_missing_runs([timed], load_records(tmp_path), alone=True) == [timed]
     recorded_with(tmp_path / "b", {0: 42.0}, timed)
     assert find_missing_runs([timed], load_records(tmp_path), alone=True) == []

@@ -161,6 +161,16 @@ def test_numbers_that_do_not_fit_together_are_refused_in_one_sentence(name: str,
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", [3, {"name": "lucir"}, ["x"], True])
+def test_a_backbone_that_is_no_name_is_refused(name: Any, copy: Path) -> None:
+    info = json.loads((copy / INFO).read_text())
+    info.pop("seal")
+    info["learner"]["backbone"] = name
+    (copy / INFO).write_bytes(seal(info))
+    with pytest.raises(DataError, match="its backbone is no name"):
+        Learner.load(copy)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_some_hundred_models_changed_at_random(tmp_path: Path) -> None:
     """As `tests/fuzz.py` does ten thousand times."""
