@@ -667,6 +667,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nanoseconds": (np.array(["2020-01-01", "2020-01-02"], "M8[ns]"), "not the datetime64 2020-01-01T"),
     "no time": ([np.datetime64("NaT"), np.datetime64("2020")], "not the datetime64 NaT"),
     "spans of time": (np.array([1, 2], "m8[ns]"), "not the timedelta64 1 nanoseconds"),
+    "a character in halves": (["\ud83d\ude42", "\U0001f642"], "in two halves"),
     "members of an enumeration": ([Colour.RED, Colour.BLUE], "not the Colour"),
     "named tuples": ([Place(1, 2), Place(2, 3)], "not the Place"),
     "complex numbers": (np.array([1j, 2]), "not the complex"),

@@ -201,6 +201,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a dict": (lambda: Gives({"features": 1}), "it gives a dict"),
     "three": (lambda: Gives((torch.zeros(2, 3),) * 3), "it gives a tuple"),
     "whole numbers": (lambda: Gives(torch.zeros(2, 3, dtype=torch.long)), r"it gives \(2, 3\)"),
+    "no features": (lambda: Gives(torch.zeros(2, 0)), r"it gives \(2, 0\)"),
     "other images": (lambda: Gives(torch.zeros(5, 3)), r"it gives \(5, 3\)"),
     "flat maps": (lambda: Gives((torch.zeros(2, 3), [torch.zeros(2, 3)])), "stage outputs of a backbone must be"),
     "no module": (lambda: 3, "backbone must make a torch module, not a int"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any
 
@@ -14,6 +15,8 @@ from .inputs import is_ordinary
 
 TIMES = (np.datetime64, np.timedelta64)
 """which would become whole numbers, without their unit"""
+SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+"""two halves of one character, which JSON would join"""
 DIGITS = 1000
 """most digits of an integer"""
 DEPTH = 20
@@ -49,6 +52,8 @@ def as_label(label: Any, depth: int = 0) -> Hashable:
         raise UsageError("a label is NaN")
     if type(label) is int and abs(label) >= 10**DIGITS:
         raise UsageError(f"a label has more than {DIGITS} digits")
+    if type(label) is str and SURROGATES.search(label):
+        raise UsageError(f"a label has a character in two halves, {label!r:.60}: join them to one")
     if label is None or type(label) in (bool, int, float, str):
         return label  # type: ignore[no-any-return]
     if depth == DEPTH:

@@ -80,7 +80,13 @@ class ModuleBackbone(Backbone):
 
 def is_batch(value: Any, ndim: int) -> bool:
     """Whether this is what a net gives for two images, in so many dimensions."""
-    return isinstance(value, Tensor) and value.ndim == ndim and len(value) == 2 and value.is_floating_point()
+    return (
+        isinstance(value, Tensor)
+        and value.ndim == ndim
+        and len(value) == 2
+        and value.numel() > 0
+        and value.is_floating_point()
+    )
 
 
 def make_backbone(source: ModuleSource, shape: tuple[int, int, int], gen: torch.Generator) -> ModuleBackbone:
