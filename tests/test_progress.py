@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -403,3 +404,5 @@ def test_a_run_is_shown_by_its_watch_alone(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_verbose_is_yes_or_no_or_where_there_is_a_terminal() -> None:
     with pytest.raises(UsageError, match="verbose must be None, True or False, not 'loud'"):
         learn(0, 1, verbose="loud")
+    with pytest.raises(UsageError, match="verbose must be None, True or False, not array"):
+        learn(0, 1, verbose=np.array([1, 2]))

@@ -379,6 +379,12 @@ def test_settings_and_numbers_that_do_not_fit_together_are_named(capsys, runs, p
     assert "runs/meta/result.json is not the result of a run (" in refused(capsys, 1, runs / "meta")
 
 
+def test_nothing_is_printed_where_the_output_is_closed(capsys, runs, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert run_command(["show", "runs/meta"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_names_are_printed_as_they_are(capsys, runs):
     r = result(runs / "meta")
     del r["reused"]  # as in a record from elsewhere

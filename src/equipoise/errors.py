@@ -10,7 +10,7 @@ import difflib
 import errno
 import numbers
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 
@@ -91,7 +91,7 @@ def is_finite(value: Any) -> bool:
 
 def check_choice(name: str, value: object, *known: object) -> None:
     """Refuse a value that is not one of the choices."""
-    if value not in known:
+    if not isinstance(value, Hashable) or value not in known:  # an array compares each of its values
         *others, last = map(repr, known)
         raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
 

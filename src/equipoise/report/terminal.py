@@ -38,7 +38,8 @@ def make_console() -> Console:
 
     Names are printed as they are: without markup, in which [x] would be a style.
     """
-    return Console(markup=False, width=None if sys.stdout.isatty() else 160)
+    in_terminal = sys.stdout is not None and sys.stdout.isatty()  # None where it was closed
+    return Console(markup=False, width=None if in_terminal else 160)
 
 
 def load_results(folders: Sequence[Path]) -> list[Result]:
