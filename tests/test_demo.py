@@ -155,7 +155,7 @@ def test_three_seeds_of_six_cases_make_a_table(capsys, quick):
     assert run_command(["demo"]) == 0
     out = capsys.readouterr().out
     assert quick == [(seed, m, remedy) for seed in range(3) for m, remedies in CASES.items() for remedy in remedies]
-    assert "mean ± deviation over 3 seed(s)" in out
+    assert "mean ± deviation over 3 seeds" in out
     # Averages are rank + (0, 1, 4): mean 5/3, deviation √(13/3); the final ones rank + (0, 1, 2) and rank - (0, 1, 2).
     row = next(line for line in out.splitlines() if re.match(r" +5 +balanced +\d", line))
     assert re.split(r"\s{2,}", row.strip()) == [

@@ -196,7 +196,7 @@ class Gives(nn.Module):
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "raises": (Fails, r"the backbone fails on images of 8 x 8 with 1 channel\(s\): wants 224 x 224$"),
+    "raises": (Fails, r"the backbone fails on images of 8 x 8 with 1 channel: wants 224 x 224$"),
     "maps": (lambda: nn.Conv2d(1, 4, 3), r"it gives \(2, 4, 6, 6\).*nn.Flatten"),
     "a dict": (lambda: Gives({"features": 1}), "it gives a dict"),
     "three": (lambda: Gives((torch.zeros(2, 3),) * 3), "it gives a tuple"),

@@ -47,12 +47,12 @@ def make_unknown_error(what: str, name: str, known: Iterable[str]) -> UsageError
     """The error for an unknown name: it suggests the nearest known name and lists the known ones (at most 20)."""
     by_low = {one.lower(): one for one in sorted(known)}
     close = find_nearest(name, by_low.values())
-    hint = f"did you mean {close!r}? " if close else ""
+    choose = f"did you mean {close!r}? Choose from" if close else "choose from"
     listed = list(by_low) if len(by_low) <= 20 else difflib.get_close_matches(name.lower(), by_low, n=8, cutoff=0.0)
     names = [by_low[one] for one in listed]
     names += [f"and {len(by_low) - len(listed)} more"] if len(listed) < len(by_low) else []
     between = "; " if any("," in one for one in listed) else ", "
-    return UsageError(f"unknown {what} {name!r}: {hint}Known: {between.join(names)}")
+    return UsageError(f"unknown {what} {name!r}: {choose} {between.join(names)}")
 
 
 def find_nearest(name: str, known: Iterable[str]) -> str | None:
@@ -94,6 +94,11 @@ def check_choice(name: str, value: object, *known: object) -> None:
     if not isinstance(value, Hashable) or value not in known:  # an array compares each of its values
         *others, last = map(repr, known)
         raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
+
+
+def format_count(count: int, word: str) -> str:
+    """3 runs, 1 run."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def get_first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .data import memory
-from .errors import UsageError
+from .errors import UsageError, format_count
 from .losses import full_precision
 from .nets import Batch, Out
 from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, choose_scale
@@ -244,7 +244,7 @@ class Method:
             if needed == memory.EVERYTHING:
                 words = f"{name} needs all images in memory, which keeps {least}"
                 raise UsageError(f'{words}: use --memory all, in Python memory="all"')
-            words = f"{name} needs at least {needed} image{'' if needed == 1 else 's'} of every old class in memory"
+            words = f"{name} needs at least {format_count(needed, 'image')} of every old class in memory"
             raise UsageError(f"{words}, which keeps {least}: raise --memory")
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ..errors import format_count
 from ..files import claim_folder
 from ..methods.il_baseline import ILBaseline
 from ..remedies import Balanced, Meta, Relaxed, Remedy, Standard
@@ -67,7 +68,7 @@ def print_comparison(results: Results, console: Console) -> None:
     """A row for each memory and remedy."""
     seeds = len(next(iter(results.values())))
     table = Table(
-        title=f"Digits, 5 + 5 × 1 classes: accuracy in percent, mean ± deviation over {seeds} seed(s)",
+        title=f"Digits, 5 + 5 × 1 classes: accuracy in percent, mean ± deviation over {format_count(seeds, 'seed')}",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("memory")

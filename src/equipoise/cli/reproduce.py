@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as Rich
 
 from .. import paper
-from ..errors import RunError, UsageError, make_unknown_error
+from ..errors import RunError, UsageError, format_count, make_unknown_error
 from ..paper import Table
 from ..paper.match import NONE, Records, fill, find_missing_data, find_missing_runs, list_runs, load_records
 from ..report import grid
@@ -69,7 +69,7 @@ def match_rows(words: str, known: Sequence[str]) -> set[str]:
             raise make_unknown_error("row", word, known)
         matched |= found
     if not matched:
-        raise UsageError(f"--rows {words!r} names no row; there is: {'; '.join(known)}")
+        raise UsageError(f"--rows {words!r} names no row; choose from {'; '.join(known)}")
     return matched
 
 
@@ -87,7 +87,7 @@ def read_results(folder: Path) -> Records:
 def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
     """What there is: tables and figures, their runs, and how long those that are missing would take on a device."""
     records = read_results(folder)
-    made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {seeds} seed(s) of each run")
+    made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {format_count(seeds, 'seed')} of each run")
     time = () if device is None else ("one at a time",)
     for name in ("name", "what", "runs", "recorded", "missing", *time, "not here"):
         made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
@@ -124,7 +124,7 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
         took = estimate.estimate(runs, machine.device, print_note, shared=not alone)
         count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
     if count:
-        words = f"{count} run(s), {duration(seconds)} one after the other, at this speed"
+        words = f"{format_count(count, 'run')}, {duration(seconds)} one after the other, at this speed"
         console.print(f"{words}; up to {mib:,.0f} MiB a run", highlight=False, soft_wrap=True)
     else:
         console.print("nothing is missing of what can be run here")

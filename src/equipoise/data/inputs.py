@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import UsageError, format_count
 
 
 def as_images(images: Any, copy: bool = False) -> Tensor:
@@ -82,7 +82,7 @@ def as_statistics(normalise: Statistics, channels: int) -> tuple[Tensor, Tensor]
     """The mean and the standard deviation of each channel, in units of pixel values."""
     mean, std = (torch.as_tensor(v, dtype=torch.float64) * 255 for v in normalise)
     if len(mean) != channels:
-        raise UsageError(f"normalise has {len(mean)} channels, and the images have {channels}")
+        raise UsageError(f"normalise has {format_count(len(mean), 'channel')}, and the images have {channels}")
     return mean, std
 
 

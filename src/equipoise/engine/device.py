@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, format_count
 from .cuda_graph import ENGINES, Engine
 
 
@@ -22,8 +22,8 @@ def resolve_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"device must be auto, cpu or cuda, not {name!r}") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RunError(f"device {name} was not found: torch sees {torch.cuda.device_count()} GPUs; use the device cpu")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise RunError(f"device {name} was not found: torch sees {format_count(count, 'GPU')}; use the device cpu")
     return device
 
 

@@ -12,7 +12,7 @@ import torch
 from .. import methods
 from ..data.augment import Crop
 from ..engine.device import resolve_device
-from ..errors import DataError, RunError, UsageError, check, check_choice
+from ..errors import DataError, RunError, UsageError, check, check_choice, format_count
 from ..method import Method
 from ..nets.modules import ModuleSource
 from ..remedies import Remedy
@@ -109,5 +109,5 @@ def find_new_classes(names: Sequence[Hashable], known: Sequence[Hashable]) -> li
 def check_shape(shape: Shape, known: Shape | None) -> None:
     """Refuse images of another shape than those learned first."""
     if known is not None and shape != known:
-        words = ("{1} x {2} with {0} channel(s)".format(*one) for one in (shape, known))
+        words = (f"{h} x {w} with {format_count(c, 'channel')}" for c, h, w in (shape, known))
         raise UsageError("images are {}, but those learned first were {}".format(*words))

@@ -21,7 +21,7 @@ from ..data.randomness import generator
 from ..engine.predict import View, compute_features
 from ..engine.sgd import check_groups
 from ..engine.train import Position
-from ..errors import UsageError
+from ..errors import UsageError, format_count
 from ..method import Method
 from ..nets import Net
 from ..nets.heads import RowsHead
@@ -132,8 +132,8 @@ class Before:
             if min(plan.counts) <= h:
                 few = live.state.classes[plan.counts.index(min(plan.counts))]
                 raise UsageError(
-                    f"{self.method.name}, remedy {self.method.remedy.name}, holds {h} image(s) of every class out of "
-                    f"training, but {few!r} has only {min(plan.counts)}"
+                    f"{self.method.name}, remedy {self.method.remedy.name}, holds {format_count(h, 'image')} "
+                    f"of every class out of training, but {few!r} has only {min(plan.counts)}"
                 )
             trained, out = memory.hold_out(self.images.y[everything], h, generator(self.seed, plan.t, "hold"))
             everything, held = everything[trained], everything[out]

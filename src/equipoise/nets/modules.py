@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError, get_first_line
+from ..errors import UsageError, format_count, get_first_line
 from .backbones import Backbone
 
 ModuleSource = nn.Module | Callable[[], nn.Module]
@@ -51,7 +51,7 @@ class ModuleBackbone(Backbone):
 
     def try_out(self, shape: tuple[int, int, int]) -> tuple[Tensor, list[Tensor]]:
         """What it gives for two black images; refused if that is not features."""
-        size = "{1} x {2} with {0} channel(s)".format(*shape)
+        size = f"{shape[1]} x {shape[2]} with {format_count(shape[0], 'channel')}"
         try:
             with torch.no_grad():
                 found = self.module.eval()(torch.zeros(2, *shape))

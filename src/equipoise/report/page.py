@@ -12,9 +12,10 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
+from ..errors import format_count
 from .headline import render_difference, render_headline, render_ours
 from .markup import Html, h, join
-from .words import STEPS, format_count, format_number, format_signed, format_steps, is_known
+from .words import STEPS, format_number, format_signed, format_steps, is_known
 
 Plain = Mapping[str, Any]
 

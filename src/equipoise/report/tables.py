@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..errors import format_count
 from ..paper import Table
 from ..paper.match import Filled, FilledRow
 from .costs import make_costs
 from .grid import Grid, Line, Shown
-from .words import format_count, format_mean
+from .words import format_mean
 
 MARKS = {"near": "†", "off": "‡"}
 JOINED, WHY_JOINED = "ʲ", "measured with joined batches: with short ones there is no record yet"

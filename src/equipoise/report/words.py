@@ -48,11 +48,6 @@ def format_signed(value: float) -> str:
     return ("±" if float(digits) == 0 else "−" if value < 0 else "+") + digits
 
 
-def format_count(count: int, word: str) -> str:
-    """3 runs, 1 run."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
-
-
 STEPS = {"step": "step", "classes": "classes", "top1": "all", "top5": "top 5", "base": "base", "new": "new"}
 STEPS |= {"latest": "latest", "alpha": "α", "seconds": "seconds"}
 """what is shown of a step, and its heading"""
@@ -182,4 +177,5 @@ def describe_reused(reused: Mapping[str, Any] | None) -> str:
     if not reused:
         return ""
     steps = ", ".join(map(str, reused["steps"]))
-    return f"step(s) {steps} reused ({reused['seconds']:.1f} s when they were computed)"
+    word = "step" if len(reused["steps"]) == 1 else "steps"
+    return f"{word} {steps} reused ({reused['seconds']:.1f} s when they were computed)"
