@@ -311,6 +311,14 @@ def test_settings_of_a_wrong_kind_are_refused(settings: Any, capsys: pytest.Capt
     assert run_command(words) == 1 and "run/run.json does not hold the settings of a run" in capsys.readouterr().err
 
 
+def test_a_record_without_the_fingerprint_of_its_data_is_another_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", *BRIEF, "--out", "run", "--store", "none"]
+    assert run_command(words) == 0
+    recorded = json.loads(Path("run/result.json").read_text())
+    Path("run/result.json").write_text(json.dumps({**recorded, "resolved": "x"}))
+    assert run_command(words) == 1 and "other settings: fingerprint of the data" in capsys.readouterr().err
+
+
 def test_a_nul_in_a_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "contains NUL" in refused(capsys, "run", *BRIEF, "--out", "a\0b")
 

@@ -79,7 +79,8 @@ def find_result(folder: Path, settings: Mapping[str, Any]) -> Result | None:
 def check_settings(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any], computes: bool) -> None:
     """Refuse a folder of a run with other settings, and list the differences. The machine matters only if the run
     continues (`computes`)."""
-    data = recorded.get("data", recorded.get("resolved", {}).get("data"))
+    resolved = recorded.get("resolved")
+    data = recorded.get("data", resolved.get("data") if isinstance(resolved, dict) else None)
     there = flatten({"run": recorded["run"], "class_order": recorded["class_order"], "fingerprint of the data": data})
     ours = {"run": settings["run"], "class_order": settings["class_order"]}
     here = flatten(json.loads(json.dumps({**ours, "fingerprint of the data": settings["data"]})))
