@@ -110,10 +110,9 @@ class Filled:
 
     @property
     def state(self) -> str:
-        """How it stands: `close` is within what its seeds allow, `near` within twice as much, `off` beyond.
+        """How the difference is judged: `close` within the tolerance, `near` within twice that, `off` beyond.
 
-        `better` is beyond on the good side, which is welcome, except in rows without a remedy: there it points to
-        another protocol.
+        `better` is above the tolerance. Rows without a remedy are never better: there it points to another protocol.
         """
         if self.quoted:
             return "quoted"
