@@ -94,8 +94,8 @@ def read_arguments(plain: Mapping[str, Any], device: str | torch.device | None) 
 
 def find_new_classes(names: Sequence[Hashable], known: Sequence[Hashable]) -> list[Hashable]:
     """The classes of a step, sorted where they can be; none of them is known already."""
-    new = list(dict.fromkeys(names))
-    again = [name for name in new if name in set(known)]
+    new, old = list(dict.fromkeys(names)), set(known)
+    again = [name for name in new if name in old]
     if again:
         raise UsageError(f"already learned: {', '.join(map(repr, again[:5]))}; each class comes in one step only")
     if not known and len(new) < 2:

@@ -31,12 +31,12 @@ class Data:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The division of classes into steps, and the memory."""
+    """The division of classes into steps, and the memory. By default half of the classes, then 5 steps."""
 
     base: int | None = None
-    """classes of the base step; half of all if none are named"""
+    """classes of the base step"""
     steps: int | None = None
-    """steps after the base step, of equally many classes; 5 if none are named"""
+    """steps after the base step, of equally many classes"""
     order: str = "1993"
     """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
     memory: str = "20"
