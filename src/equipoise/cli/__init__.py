@@ -1,4 +1,4 @@
-"""The command line: its verbs, one file each, and what becomes of every error."""
+"""The command line: its verbs, one file each, and its error messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_command(argv: list[str]) -> int:
     except SystemExit as end:  # help was printed
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
-        print("equipoise: stopped; the same command goes on where it was", file=sys.stderr)
+        print("equipoise: stopped; repeat the command to resume", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,7 +62,7 @@ def run_command(argv: list[str]) -> int:
         if debug:
             traceback.print_exc()
         words = describe_error(error)
-        if words is None:  # a bug of ours; even so, no traceback unless it is asked for
+        if words is None:  # a bug of ours; the traceback is shown with --debug only
             words = f"unexpected {type(error).__name__}: {get_first_line(error)}; --debug shows where"
         print(f"equipoise: {words}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -1,6 +1,6 @@
-"""The verbs of the command, and what those can be given whose flags are always the same. Imported in no time.
+"""The verbs of the command, and the flags of those that do not depend on a method. Fast to import.
 
-A field without a default, or with `()`, is given by words after no flag. What a default None means is in the docstring.
+A field without a default, or with `()`, is a positional argument. The docstring says what a default of None means.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Show:
 
 @dataclass
 class Paper:
-    """Reproduce the paper's tables: what there is, what is recorded, and doing the runs that are missing."""
+    """Reproduce the paper's tables: list them, run what is missing, and print measured beside published numbers."""
 
     names: tuple[str, ...] = ()
-    """table1 to table6, confusion, epsilon, batches, separated, bounds, costs; without any, what there is"""
+    """table1 to table6, confusion, epsilon, batches, separated, bounds, costs; without any, a list of them"""
     dataset: str | None = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes (default: all)"""
     rows: str | None = None
@@ -35,12 +35,12 @@ class Paper:
     seeds: int | None = None
     """seeds of each run, from 0 (default: 1, and to print what is recorded: all there are)"""
     dry_run: bool = False
-    """list the runs that are missing, with the time and the memory they would take here, and do nothing; without names,
-    add the time to what there is"""
+    """list the missing runs, with the time and memory they would take here, and run nothing; without names, add the
+    time to the list of tables"""
     no_run: bool = False
     """print what is recorded, and run nothing"""
     results: Path = Path("results")
-    """folder of records: looked into first, and where new runs are put"""
+    """folder of records, to which new runs are added"""
     format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
     """how the tables are printed"""
     commands: bool = False
@@ -67,7 +67,7 @@ class Paper:
 
 @dataclass
 class Report:
-    """Make one page, and every table and figure, of the paper's numbers and the recorded ones beside them."""
+    """Make a page, tables and figures that compare recorded numbers with those of the paper."""
 
     results: Path
     """folder of records"""
@@ -91,7 +91,7 @@ class Demo:
 
 @dataclass
 class Bench:
-    """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
+    """Measure images a second on this machine: a usual DataLoader loop, and ours with each engine."""
 
     images: int | None = None
     """images in an epoch; each row trains three, the first to warm up (default: 25,600 on a GPU, 256 on a CPU)"""

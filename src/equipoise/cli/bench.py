@@ -1,4 +1,4 @@
-"""`equipoise bench`: images a second on whatever machine this is. Rows are compared within one call, on one machine."""
+"""`equipoise bench`: images a second on this machine. Compare rows of one call only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .speed import Row, Setting, count_work, list_rows, measure, measure_limits
 
 
 def do_bench(f: Bench) -> None:
-    """Measure images a second on this machine: a DataLoader loop as others write it, and ours in each form."""
+    """Measure images a second on this machine: a usual DataLoader loop, and ours with each engine."""
     device = resolve_device(f.device)
     images = (25_600 if device.type == "cuda" else 256) if f.images is None else f.images
     check("images", images, least=2 * f.batch, whole=True)
@@ -48,7 +48,7 @@ def measure_all(on: Setting, packed: Sequence[int], console: Console) -> dict[st
         torch.cuda.reset_peak_memory_stats(on.device)  # what is recorded is that of training
     rows = list_rows(on.device, packed)
     speeds = measure_rows([row for row in rows if row.packed == 1], on, console)
-    with run_mps():  # not before: it would wait for this process too, when it ends
+    with run_mps():  # not earlier: when it ends, it would wait for this process too
         speeds |= measure_rows([row for row in rows if row.packed > 1], on, console)
     floor = max(flops / peak, moved / bandwidth)
     return {
@@ -77,7 +77,7 @@ def measure_rows(rows: Sequence[Row], on: Setting, console: Console) -> dict[Row
 
 
 def make_entry(row: Row, speeds: Mapping[Row, float], floor: float) -> dict[str, Any]:
-    """A row of the record: beside its speed, how many times that of the DataLoader loop, and how near the limit.
+    """A row of the record: beside its speed, its ratio to the DataLoader loop, and the fraction of the limit.
 
     A teacher is one more forward pass: a third of the FLOPs and of the bytes of training.
     """
@@ -94,7 +94,7 @@ def make_entry(row: Row, speeds: Mapping[Row, float], floor: float) -> dict[str,
 
 
 def print_record(record: Mapping[str, Any], console: Console) -> None:
-    """A table of all rows, and what the limit is made of."""
+    """Print a table of all rows, and how the limit is computed."""
     title = f"ResNet-32, batch {record['batch']}, whole training step, {record['precision']}"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for name in ("", "teacher", "images/s", "ratio", "of the limit"):

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[Remedy, ...]] = {
 }
 """the remedies that are compared, by memory per class"""
 Results = dict[tuple[str, str], list[Result]]
-"""a result for each seed, by memory and remedy"""
+"""the results of all seeds, by memory and remedy"""
 
 
 def do_demo(f: Demo) -> None:
@@ -42,7 +42,7 @@ def do_demo(f: Demo) -> None:
 
 
 def run_demo(out: Path, seeds: Sequence[int], console: Console) -> None:
-    """Do all runs, then print a table and a sentence, and draw the pictures."""
+    """Do all runs, print a table and a summary, and draw the pictures."""
     began = time.perf_counter()
     torch.set_num_threads(1)  # such small nets are only slower with more
     cases = [(seed, memory, remedy) for seed in seeds for memory, remedies in CASES.items() for remedy in remedies]
@@ -65,7 +65,7 @@ def run_demo(out: Path, seeds: Sequence[int], console: Console) -> None:
 
 
 def print_comparison(results: Results, console: Console) -> None:
-    """A row for each memory and remedy."""
+    """Print a table with a row for each memory and remedy."""
     seeds = len(next(iter(results.values())))
     table = Table(
         title=f"Digits, 5 + 5 × 1 classes: accuracy in percent, mean ± deviation over {format_count(seeds, 'seed')}",
@@ -108,7 +108,7 @@ def describe_results(results: Results) -> str:
 
 
 def draw(results: Results, out: Path) -> list[Path]:
-    """The curves of all cases, and the confusion matrices of their first seed."""
+    """Draw the accuracy curves of all cases, and the confusion matrices of their first seed."""
     titles = {m: f"{m} images per class in memory" if m != "0" else "no memory" for m in CASES}
     panels = {
         titles[memory]: [(remedy.name.capitalize(), results[memory, remedy.name]) for remedy in remedies]

@@ -1,4 +1,4 @@
-"""`equipoise paper`: the paper's tables, which of their runs are recorded, and doing those that are not."""
+"""`equipoise paper`: lists the paper's tables, does their missing runs, and prints them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .arguments import Paper
 
 
 def do_paper(f: Paper) -> None:
-    """Reproduce the paper's tables: what there is, what is recorded, and doing the runs that are missing."""
+    """Reproduce the paper's tables: list them, run what is missing, and print measured beside published numbers."""
     seeds, machine = 1 if f.seeds is None else f.seeds, Machine(device=f.device)
     options = Options(f.data, parse_store(f.store), f.checkpoint)
     resolve_device(f.device)

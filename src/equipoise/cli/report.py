@@ -7,6 +7,6 @@ from .arguments import Report
 
 
 def do_report(f: Report) -> None:
-    """Make one page, and every table and figure, of the paper's numbers and the recorded ones beside them."""
+    """Make a page, tables and figures that compare recorded numbers with those of the paper."""
     for path in report(f.results, f.out):
         print(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""The paper's tables at the command line: which runs they take, which are recorded, and doing those that are not."""
+"""The paper's tables at the command line: their runs, which are missing, and how these are done."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_note(words: str) -> None:
 
 
 def choose_tables(names: Sequence[str], dataset: str | None, rows: str | None) -> list[Table]:
-    """The tables of these names, all if none are named: of one data set, or of rows whose names hold these words."""
+    """The tables with these names (default: all), restricted to a data set or to rows that match `rows`."""
     tables = [paper.make_table(name) for name in names] if names else paper.make_tables()
     if dataset is not None:
         if dataset not in paper.DATASETS:
@@ -54,9 +54,9 @@ def choose_tables(names: Sequence[str], dataset: str | None, rows: str | None) -
 
 
 def match_rows(words: str, known: Sequence[str]) -> set[str]:
-    """The rows of these words: one by its whole name, which may hold a comma, or several, separated by commas.
+    """The rows that match: one whole name, which may contain a comma, or several words separated by commas.
 
-    A word is a whole name, or else a part of names, or a pattern such as podnet*.
+    A word is a whole name, a part of names, or a pattern such as podnet*.
     """
     names = {name.lower(): name for name in known}
     if words.strip().lower() in names:
@@ -85,7 +85,7 @@ def read_results(folder: Path) -> Records:
 
 
 def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
-    """What there is: tables and figures, their runs, and how long those that are missing would take on a device."""
+    """Print all tables and figures with their numbers of runs and, given a device, the time of the missing ones."""
     records = read_results(folder)
     made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {format_count(seeds, 'seed')} of each run")
     time = () if device is None else ("one at a time",)
@@ -105,7 +105,7 @@ def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: st
 
 
 def find_missing(tables: Sequence[Table], records: Records, seeds: int, alone: bool) -> list[Run]:
-    """The runs that are missing of the tables whose runs are timed `alone`, or of the others."""
+    """The missing runs of the tables whose runs are timed `alone`, or of the other tables."""
     own = [table for table in tables if table.alone == alone]
     return find_missing_runs(list_runs(own, seeds), records, alone)
 
@@ -127,7 +127,7 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
         words = f"{format_count(count, 'run')}, {duration(seconds)} one after the other, at this speed"
         console.print(f"{words}; up to {mib:,.0f} MiB a run", highlight=False, soft_wrap=True)
     else:
-        console.print("nothing is missing of what can be run here")
+        console.print("nothing is missing that can be run here")
 
 
 def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, on: Local) -> list[queue.Job]:
@@ -150,11 +150,11 @@ def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machin
 
 
 def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, form: str, commands: bool) -> None:
-    """Measured and published side by side: for the terminal, or in a format for elsewhere."""
+    """Print measured and published numbers side by side, in the given format."""
     console, head = make_console(), None
     for table in tables:
         made = make_grid(table, fill(table, records, seeds))
-        if form == "csv":  # tables with the same fields have one head
+        if form == "csv":  # tables with the same fields share one header
             lines = made.numbers[1:] if made.numbers[0] == head else made.numbers
             head = made.numbers[0]
             print(grid.write_csv(lines), end="")

@@ -1,4 +1,4 @@
-"""`equipoise run`: one run, from the words to its result."""
+"""`equipoise run`: one run, from the command line to its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast this machine trains: a loop as the public code bases write it, and ours in each form.
+"""Measures how fast this machine trains: with a loop as in public code bases, and with ours on each engine.
 
 Every row trains ResNet-32 on images of CIFAR's shape, the whole step included: batches, augmentation, net, loss,
 backward pass and SGD.

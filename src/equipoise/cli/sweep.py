@@ -17,20 +17,20 @@ from .words import expand_lists, pop_flag, read_runs
 
 @dataclass(frozen=True)
 class Many(Request):
-    """What `equipoise sweep METHOD` is given. Its last three are read before the others, which are read run by run."""
+    """The settings of `equipoise sweep METHOD`. Its last three hold for all runs and are parsed first."""
 
     out: Path | None = Path("runs")
     """folder for all runs, each in one of its own"""
     workers: int | None = None
     """runs at a time (default: 4 for each GPU, else one for each core)"""
     runs: Path | None = None
-    """file with the words of a run in each line; what is given here is added to each (default: none)"""
+    """file with the words of a run in each line; the flags given here are added to each (default: none)"""
 
 
 def do_sweep(argv: list[str]) -> None:
     """Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2; and --workers N.
 
-    --runs FILE takes the words of a run from each line of a file, and adds them before those given here.
+    --runs FILE takes one run from each line of a file; the flags given here are added to each.
     """
     argv, workers = pop_flag("--workers", argv)
     argv, file = pop_flag("--runs", argv)
@@ -60,7 +60,7 @@ def do_sweep(argv: list[str]) -> None:
 
 
 def plan_jobs(requests: list[Many], parent: Path) -> list[queue.Job]:
-    """The jobs of these requests, machine by machine, in the order in which they first come."""
+    """The jobs of these requests, grouped by machine settings."""
     machines = dict.fromkeys(request.machine for request in requests)
     jobs = []
     for machine in machines:

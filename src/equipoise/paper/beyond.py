@@ -1,4 +1,4 @@
-"""Tables that the paper does not have: what its numbers depend on, what bounds them, and what they cost."""
+"""Tables that are not in the paper: what its numbers depend on, their bounds and their costs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .published import TABLE1, TABLE3, TABLE6, parse_numbers
 
 
 def batches() -> Table:
-    """What the last batch of an epoch costs: not in the paper, but what its numbers depend on."""
+    """The effect of a short last batch, on which the paper's numbers depend."""
     rows = []
     for text, memory, steps, kept in ((TABLE3, "0", (5, 10), "no memory"), (TABLE1, "20", (5, 10, 25), "20 kept")):
         for name, values in parse_numbers(text):
@@ -54,7 +54,7 @@ def batches() -> Table:
 
 
 def separated() -> Table:
-    """What the separated softmax may mean: not in the paper, which says little of it."""
+    """Variants of the separated softmax, of which the paper says little."""
     one_mean, as_there = SeparatedSoftmax(mean="all"), SeparatedSoftmax(share=0.2, mean="all")
     readings = {
         "a mean of old and one of new images": ILBaseline(SeparatedSoftmax()),
@@ -77,7 +77,7 @@ def separated() -> Table:
 
 
 def bounds() -> Table:
-    """What forgetting is, and what it would be without: not in the paper, but what every reader looks for."""
+    """Lower and upper bounds on accuracy, which the paper does not print."""
     runs = {
         "fine-tuning, no memory": make_cifar_run(FineTuning(), memory="0"),
         "fine-tuning, 20 kept": make_cifar_run(FineTuning()),
@@ -92,7 +92,7 @@ def bounds() -> Table:
 
 
 def costs() -> Table:
-    """What a loss costs; the paper says that Balanced costs nothing, Meta much, and that fine-tuning is saved."""
+    """The costs of a loss; the paper says that Balanced is free, Meta is expensive, and fine-tuning is not needed."""
     # The learning rate of α does not change what a run costs; in so short a run, a small one is enough.
     rows = {
         IL: ILBaseline(),

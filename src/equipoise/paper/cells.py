@@ -1,4 +1,4 @@
-"""What tables are made of: cells, each a run and the number that was published for it, and how such runs are set."""
+"""The parts of tables: cells, each a run and its published number, and the settings of such runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "final base": lambda result: result["final"]["base"],
     "final new": lambda result: result["final"]["new"],
 }
-"""what is read off a result: averages are over the steps, `final` is after the last, on all, base or later classes"""
+"""the values of a result: averages are over all steps, `final` is after the last, on all, base or later classes"""
 
 DATASETS = {"cifar100": "CIFAR-100", "imagenet-subset": "ImageNet-Subset", "imagenet": "ImageNet", "digits": "digits"}
-"""how tables call the data sets; digits is not the paper's, but embedded: `rehearsed` takes it instead of CIFAR-100"""
+"""the titles of the data sets; digits is not in the paper: `rehearse_on_digits` puts it in place of CIFAR-100"""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of the paper, and the run that it is the number of."""
+    """A run, and the number that the paper prints for it."""
 
     column: Column
     paper: float | None
     run: Run | None
-    """None where the paper quotes somebody else, or has no such cell"""
+    """None if the paper quotes another paper, or has no such cell"""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class Table:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """In the order in which the rows have them."""
+        """All columns, in order of first appearance."""
         return tuple(dict.fromkeys(cell.column for row in self.rows for cell in row.cells))
 
     def map(self, change: Callable[[Cell], Cell | None]) -> Table:
-        """The table with every cell changed; those that become None are left out, and so are rows without any."""
+        """The table with every cell changed; cells that become None and rows without cells are left out."""
         kept = ((row, tuple(filter(None, map(change, row.cells)))) for row in self.rows)
         return replace(self, rows=tuple(replace(row, cells=cells) for row, cells in kept if cells))
 
     def on(self, *datasets: str) -> Table:
-        """The part of the table that is about these data sets."""
+        """The part of the table for these data sets."""
         return self.map(lambda cell: cell if cell.column.dataset in datasets else None)
 
 
@@ -112,7 +112,7 @@ def make_cifar_run(method: Method, steps: int = 5, memory: str = "20") -> Run:
 
 
 def adapt_method(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe | None]:
-    """The method as the cells of a data set have it, and its recipe where that is not the method's own.
+    """The method with the settings for a data set, and a recipe if it differs from the method's own.
 
     As in the originals, LUCIR and PODNet weigh the previous net more on ImageNet, LUCIR fine-tunes its classifier on
     the whole of it only, and PODNet with a smaller learning rate and smaller batches, both with the weight decay of a
@@ -133,7 +133,7 @@ def adapt_method(method: Method, dataset: str, memory: str) -> tuple[Method, Rec
 
 
 def with_short_batches(run: Run) -> Run:
-    """The run with every epoch ended by a short batch of what is left of it, as in the originals' loops."""
+    """The run with every epoch ended by a short batch of what is left of it, as in the original code."""
     recipe = run.recipe or run.method.recipe(plan_for((SHAPES | PLANNED)[run.data.name]))
     return replace(run, recipe=replace(recipe, last="short"))
 
@@ -154,6 +154,6 @@ def make_column(metric: str, dataset: str, group: str, which: str = "") -> Colum
 
 
 def make_three_cells(run: Run, group: str, average: float | None = None, which: str = "") -> tuple[Cell, ...]:
-    """Three cells of a run: its average, for which the paper may have a number, and what old and new classes end at."""
+    """Three cells of a run: its average, which the paper may print, and the final accuracies of old and new classes."""
     published = {"average": average, "final base": None, "final new": None}
     return tuple(Cell(make_column(m, run.data.name, group, which), value, run) for m, value in published.items())

@@ -154,7 +154,7 @@ class FilledRow(NamedTuple):
 
 
 def fill(table: Table, records: Records, seeds: int | None = None) -> list[FilledRow]:
-    """Every cell with its records: of the seeds from 0 below `seeds`, or of all there are.
+    """Every cell with its records, for the seeds 0 to `seeds` − 1 or all recorded seeds.
 
     Where a run with short batches has none, those of the same run with joined batches stand in, unless the row has a
     cell for these too, or the table is of timings.
@@ -189,7 +189,7 @@ def join_batches(run: Run) -> Run | None:
 
 
 def find_records(run: Run, records: Records, alone: bool) -> dict[int, Found]:
-    """The records of a run by seed; where runs are timed, those that reused nothing."""
+    """The records of a run by seed; with `alone`, those that reused nothing."""
     found = records.by_run.get(make_key(run), {})
     return {seed: one for seed, one in found.items() if not (alone and one.result.get("reused"))}
 

@@ -1,6 +1,6 @@
 """The numbers that the paper prints, as it prints them: rows quoted from others first, then the authors' own.
 
-Their names are those of `ROWS`, after our names for the losses; what is quoted has a name that is not there.
+Their names are those of `ROWS`, after our names for the losses; quoted rows have other names.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from .published import CONFUSION, EPSILONS, TABLE1, TABLE2, TABLE3, TABLE4, TABL
 def build_rows(
     text: str, columns: Mapping[Column, Protocol], find: Callable[[str], Method | None] = ROWS.get
 ) -> tuple[Row, ...]:
-    """The rows that the paper prints: what `find` has no method for is quoted, and without a number is no run."""
+    """The rows that the paper prints. Rows without a method are quoted, and cells without a number have no run."""
     rows = []
     for name, values in parse_numbers(text):
         method, cells = find(name), []
@@ -70,7 +70,7 @@ def table3() -> Table:
 
 
 def table4() -> Table:
-    """By the size of the memory; with one image, Meta could hold none out."""
+    """By the size of the memory; Meta needs two images, one to hold out."""
     columns = {
         Column(f"cifar100-memory-{m}", "CIFAR-100", f"{m} per class", "cifar100"): Protocol(steps=5, memory=str(m))
         for m in (1, 5, 10, 20, 50)
@@ -95,7 +95,7 @@ def table5() -> Table:
 
 
 def table6() -> Table:
-    """The remedies that are losses, which are the paper's, against the others."""
+    """The paper's remedies, which are losses, against others."""
 
     def find(name: str) -> Method:
         return ILBaseline(find_remedy("standard" if name == IL else name.lower().replace(" ", "-"))())

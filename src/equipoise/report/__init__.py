@@ -1,4 +1,4 @@
-"""From records to what people read: tables, figures and one page. Needs no GPU, and equal records give equal files."""
+"""Makes tables, figures and one page from records. Needs no GPU, and equal records give equal files."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from .words import (
 
 
 def collect_data(records: Records) -> dict[str, Any]:
-    """Everything on the page."""
+    """All values of the page."""
     filled = {table.id: (table, fill(table, records)) for table in paper.make_tables()}
     results = [found.result for found in records.found]
     return {
@@ -61,13 +61,13 @@ def collect_data(records: Records) -> dict[str, Any]:
 
 
 def collect_headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[dict[str, Any]]:
-    """The measured ones among the first column of the two main tables: 5 steps on CIFAR-100."""
+    """The measured cells for 5 steps on CIFAR-100, the first column of the two main tables."""
     rows = [(row, words) for id, words in zip(MAIN, ("", ", no memory")) for row in filled[id][1]]
     return [collect_cell(row.cells[0]) | {"name": row.row.name + words} for row, words in rows if row.cells[0].found]
 
 
 def collect_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
-    """A table of the page."""
+    """The values of a table."""
     return {
         "id": table.id,
         "title": table.title,
@@ -82,7 +82,7 @@ def collect_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
 
 
 def collect_cell(cell: Filled) -> dict[str, Any]:
-    """A cell of the page."""
+    """The values of a cell."""
     return {
         "column": cell.cell.column.id,
         "paper": cell.cell.paper,
@@ -98,13 +98,13 @@ def collect_cell(cell: Filled) -> dict[str, Any]:
 
 
 def collect_costs(grid: Grid) -> dict[str, Any]:
-    """The table of costs of the page, of strings."""
+    """The values of the table of costs, as strings."""
     rows = [[row.name, *(cell.text for cell in row.cells)] for row in grid.rows]
     return {"title": grid.title, "caption": grid.caption, "columns": ["", *(c for _, c in grid.columns)], "rows": rows}
 
 
 def collect_run(found: Found) -> dict[str, Any]:
-    """A run's section of the page."""
+    """The values of a run's section."""
     result = found.result
     run, final = result["run"], result["final"]
     try:
@@ -132,6 +132,6 @@ def collect_run(found: Found) -> dict[str, Any]:
 
 
 def make_titles_unique(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs; where one was recorded twice, with its folder in the title."""
+    """Add the folder to the titles of runs that are recorded twice."""
     often = Counter(run["title"] for run in runs)
     return [run | {"title": f"{run['title']} ({run['id']})"} if often[run["title"]] > 1 else run for run in runs]

@@ -1,4 +1,4 @@
-"""What a loss costs: seconds and memory of runs that were timed."""
+"""The costs of a loss: seconds and memory of timed runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def make_costs(table: Table, filled: Sequence[FilledRow]) -> Grid:
-    """Seconds and memory of every row, of the first seed; – for what has not been timed."""
+    """The seconds and memory of every row, for the first seed; – if not timed."""
     cells = {row.row.name: row.cells[0] for row in filled}
     rows = [Line(name, list(map(Shown, time_row(name, cells)))) for name in cells]
     commands = [f"{cell.command} --store none" for cell in cells.values()]
@@ -47,7 +47,7 @@ def make_costs(table: Table, filled: Sequence[FilledRow]) -> Grid:
 
 
 def time_row(name: str, cells: Mapping[str, Filled]) -> list[str]:
-    """What a row took, and how many times as long as Balanced of the same method, on the same machine."""
+    """The costs of a row, and its time relative to Balanced with the same method on the same machine."""
     if not cells[name].found:
         return ["–"] * len(COLUMNS)
     result = cells[name].found[0].result
@@ -69,7 +69,7 @@ def time_row(name: str, cells: Mapping[str, Filled]) -> list[str]:
 
 
 def scale_training(cell: Filled) -> float:
-    """Seconds of training, scaled to the method's own number of epochs, and of what is trained afterwards."""
+    """Seconds of training, scaled to the method's own number of epochs, plus those of later stages."""
     assert cell.cell.run is not None
     run, result = cell.cell.run, cell.found[0].result
     epochs = run.method.recipe(plan_for(SHAPES[run.data.name])).epochs
@@ -78,10 +78,10 @@ def scale_training(cell: Filled) -> float:
 
 
 def sum_steps(result: Result, name: str) -> float:
-    """Of all steps after the base step."""
+    """The sum of a value over all steps after the base step."""
     return float(sum(step.get(name, 0.0) for step in result["steps"][1:]))
 
 
 def strip_number(text: str) -> str:
-    """A number as CSV has it; nothing for none."""
+    """A number for CSV; empty if there is none."""
     return "" if text == "–" else re.sub(r"(?<=\d),(?=\d)", "", text)

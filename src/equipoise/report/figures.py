@@ -22,9 +22,9 @@ from ..runs.record import Result
 from .series import BY_CLASSES, Figure, Series, make_curve
 
 COLOURS = ("#8c8c8c", "#1f6fb4", "#d9730d", "#2c8a4b", "#8e4fb0", "#b8322a", "#0e8a92", "#a08a00")
-"""of lines; the page's style sheet has them for both themes, as --series-0 to --series-7"""
+"""line colours; the page's style sheet has them for both themes, as --series-0 to --series-7"""
 MARKERS = "os^D"
-"""of lines: shape as well as colour tells them apart"""
+"""line markers: lines differ in shape as well as in colour"""
 INK, GRID = "#000000", "#e6e6e6"
 
 Curves = Sequence[tuple[str, Sequence[Result]]]

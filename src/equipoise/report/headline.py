@@ -1,4 +1,4 @@
-"""The chart at the top of the page: measured and published numbers, a row each."""
+"""The chart at the top of the page: measured and published numbers, one row for each cell."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Plain = Mapping[str, Any]
 
 
 def render_ours(cell: Plain) -> list[object]:
-    """The measured number with its deviation; mean and deviation are told apart by weight."""
+    """The measured number with its deviation, in different font weights."""
     std = cell["std"]
     return [format_number(cell["ours"]), h("span", f" ± {format_number(std)}", class_="std") if is_known(std) else ""]
 
 
 def render_difference(value: float, state: str | None) -> Html:
-    """A difference to the paper's number, with the mark of how far it is."""
+    """The difference from the paper's number, with a mark for its size."""
     return h("span", h("i", class_="state") if state else "", format_signed(value), class_=f"difference {state or ''}")
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from at most `low` to at least `high`, about so many of them."""
+    """Round numbers from at most `low` to at least `high`, about `count` of them."""
     rough = (high - low or 1) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next((k for k in (1, 2, 5) if k * power >= rough), 10)
@@ -69,7 +69,7 @@ def render_headline(rows: Sequence[Plain]) -> Html:
 
 
 def compute_ends(row: Plain) -> list[float]:
-    """What is measured, give or take its deviation."""
+    """The measured number minus and plus its deviation."""
     ours, std = row["ours"], row["std"]
     if not is_known(ours):
         return []

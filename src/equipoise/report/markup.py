@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator
 
 VOID = ("img", "input")
-"""elements without an end"""
+"""elements without an end tag"""
 
 
 class Html(str):
@@ -14,7 +14,7 @@ class Html(str):
 
 
 def flatten(parts: object) -> Iterator[object]:
-    """The parts of an element, out of any lists; without None, False and the empty text."""
+    """The parts of an element, from nested lists too; without None, False and empty text."""
     if isinstance(parts, (list, tuple)):
         for part in parts:
             yield from flatten(part)
@@ -23,7 +23,7 @@ def flatten(parts: object) -> Iterator[object]:
 
 
 def join(*parts: object) -> Html:
-    """Parts one after the other, all text escaped."""
+    """Join parts, and escape all text."""
     return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in flatten(parts)))
 
 

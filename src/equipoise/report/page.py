@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file, made of the values that `collect.py` gathers.
+"""The page of a report: one HTML file, made of the values from `collect.py`.
 
 The file asks nothing of the network and holds no date: made again from the same records, it is the same byte by byte.
 """
@@ -21,7 +21,7 @@ Plain = Mapping[str, Any]
 
 
 def render_page(data: Plain) -> str:
-    """The whole HTML text."""
+    """The HTML of the page."""
     sections = list(make_sections(data))
     parts = {
         "title": join(data["title"]),
@@ -37,12 +37,12 @@ def render_page(data: Plain) -> str:
 
 
 def read_asset(name: str) -> str:
-    """A file of this package."""
+    """The text of a file in this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def make_sections(data: Plain) -> Iterator[tuple[str, str, object]]:
-    """Id, title and content of every section of which there is something, and of the runs."""
+    """Id, title and content of every section that is not empty, and of the runs."""
     tables, runs = data["tables"], data["runs"]
     if data["headline"]:
         caption = h("p", data["headline_caption"], class_="caption")
@@ -60,12 +60,12 @@ def make_sections(data: Plain) -> Iterator[tuple[str, str, object]]:
 
 
 def link_to(id: str) -> str:
-    """What a link to the element of that id leads to."""
+    """The address of the element with this id."""
     return f"#{quote(id, safe='')}"
 
 
 def show_versions(made: Plain) -> Html:
-    """What the numbers were made with."""
+    """The versions and hardware behind the numbers."""
     versions = f"Equipoise {made['equipoise']}", format_count(made["runs"], "run"), ", ".join(made["hardware"])
     return join(" · ".join([*versions, f"torch {', '.join(made['torch'])}"]))
 
@@ -74,7 +74,7 @@ def show_versions(made: Plain) -> Html:
 
 
 def render_numbers(cell: Plain) -> list[object]:
-    """The paper's number and ours in a cell, ours large; what is not measured stays quiet."""
+    """The paper's number and ours in a cell, ours in large type, if it is measured."""
     paper = h("span", format_number(cell["paper"]), class_="paper") if is_known(cell["paper"]) else ""
     if is_known(cell["ours"]):
         apart = render_difference(cell["difference"], cell["state"]) if is_known(cell["difference"]) else ""
@@ -88,7 +88,7 @@ def render_numbers(cell: Plain) -> list[object]:
 
 
 def describe_cell(cell: Plain) -> str:
-    """The numbers of a cell in words, for those who cannot see which is which."""
+    """The numbers of a cell in words, for screen readers."""
     spread = f" ± {format_number(cell['std'])}" if is_known(cell["std"]) else ""
     ours = f"measured {format_number(cell['ours'])}{spread} ({format_count(cell['seeds'], 'seed')})"
     parts = [ours if is_known(cell["ours"]) else cell["why"] or "not measured"]
@@ -102,7 +102,7 @@ def describe_cell(cell: Plain) -> str:
 
 
 def make_sort_key(cell: Plain) -> dict[str, object]:
-    """What a cell is sorted by: ours before what only the paper has, so that the two are never mixed."""
+    """The sort key of a cell: measured cells come before those with a published number only."""
     for rank, name in enumerate(("ours", "paper")):
         if is_known(cell[name]):
             return {"data_rank": rank, "data_key": cell[name]}
@@ -113,7 +113,7 @@ def make_sort_key(cell: Plain) -> dict[str, object]:
 
 
 def render_header(title: str, number: bool = True) -> Html:
-    """The head of a column, which sorts its rows."""
+    """The header of a column; a click sorts by it."""
     return h("th", h("button", title, type="button"), scope="col", class_="number" if number else None)
 
 
@@ -143,7 +143,7 @@ def render_cell(id: str, where: str, cell: Plain, titles: Mapping[str, str]) -> 
 
 
 def group_headers(columns: Sequence[Plain]) -> Html | str:
-    """Neighbouring columns of one group share a heading."""
+    """Headings above the columns: neighbours of one group share one."""
     groups = [(name, len(list(own))) for name, own in itertools.groupby(columns, lambda column: column["group"])]
     if not any(name for name, _ in groups):
         return ""
@@ -152,7 +152,7 @@ def group_headers(columns: Sequence[Plain]) -> Html | str:
 
 
 def render_paper_table(table: Plain, titles: Mapping[str, str]) -> Html:
-    """A table of the paper; quoted rows have a body of their own and are sorted among themselves."""
+    """A table of the paper; quoted rows are in a separate body and sorted separately."""
     columns, bodies = table["columns"], {"measured": list[Html](), "quoted": list[Html]()}
     for i, row in enumerate(table["rows"]):
         cells = {cell["column"]: cell for cell in row["cells"]}
@@ -177,7 +177,7 @@ def add_title(table: Plain, box: Html, id: str | None = None) -> Html:
 
 
 def parse_number(text: str) -> float | None:
-    """The number that a text is; None for other texts."""
+    """Parse a text as a number; None if it is none."""
     return float(text.replace(",", "").replace("−", "-")) if re.fullmatch(r"[−+-]?[\d,]*\.?\d+", text) else None
 
 
@@ -196,7 +196,7 @@ def render_plain_table(label: str, columns: Sequence[str], rows: Sequence[Sequen
 
 
 def render_legend(data: Plain) -> list[Html | str]:
-    """How to read a cell; what the marks mean comes with the data."""
+    """How to read a cell; the data explains the marks."""
     marks = [
         h("li", h("i", class_="state"), f"{state}: {words}", class_=f"difference {state}")
         for state, words in data["states"].items()
@@ -226,7 +226,7 @@ def render_figure(figure: Plain) -> Html:
 
 
 def render_runs(runs: Sequence[Plain]) -> list[Html]:
-    """The runs, and a box that hides those in which not every word stands."""
+    """The runs, and a search box that hides runs without all of its words."""
     box = h(
         "input", id="filter", type="search", placeholder="Filter by words", autocomplete="off", spellcheck="false",
         aria_label="Filter the runs by words",
@@ -236,7 +236,7 @@ def render_runs(runs: Sequence[Plain]) -> list[Html]:
 
 
 def render_run(run: Plain) -> Html:
-    """All about a run, which unfolds."""
+    """The details of a run, folded."""
     from .figures import encode_matrix  # matplotlib is slow to import, and only pictures need it
 
     numbers = [h("span", h("small", name), " ", format_number(run[name])) for name in ("average", "final")]
@@ -260,7 +260,7 @@ def render_run(run: Plain) -> Html:
 
 
 def render_definitions(kind: str, values: Plain) -> Html:
-    """Names and values side by side; what is not known is left out."""
+    """Names and values side by side; unknown values are left out."""
     known = {name: value for name, value in values.items() if value is not None and value != ""}
     rows = [h("div", h("dt", name), h("dd", value)) for name, value in known.items()]
     return h("dl", rows, class_=kind)

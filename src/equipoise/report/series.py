@@ -1,4 +1,4 @@
-"""The figures of a report as numbers: which there are, and the lines or matrices in each."""
+"""The figures of a report as numbers: the lines or matrices of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Series = dict[str, Any]
 """a line's `name`, `x`, `y` and `spread`; lines of one `group` share a colour, `dashed` ones are the paper's"""
 
 DATASETS = tuple(name for name in paper.DATASETS if name != "digits")
-"""those of the paper: what was rehearsed on digits is no number of it"""
+"""the data sets of the paper; digits is only a rehearsal"""
 MAIN = ("table1", "table3")
 """the two main tables, with memory and without"""
 SHOWN = ("average", "final", "final base", "final new")
@@ -33,14 +33,14 @@ BY_CLASSES = {"label": "classes learned", "scale": "linear"}
 
 
 def note_joined(cells: Iterable[Filled]) -> str:
-    """A sentence for the caption of what is drawn from these cells, if any is measured with joined batches."""
+    """A sentence for the caption if any of these cells is measured with joined batches."""
     if not any(cell.joined for cell in cells):
         return ""
     return " Where no run with short batches is recorded yet, it is one with joined batches."
 
 
 def make_figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[Figure]:
-    """Those of the paper of which something has been measured, and the accuracies by step behind its tables."""
+    """The paper's figures with any measured number, and the accuracies by step behind its tables."""
     for id, words in zip(MAIN, ("20 images of every class kept", "without memory")):
         yield from chart_steps(*filled[id], words)
     yield from chart_confusion(filled["confusion"][1])
@@ -50,7 +50,7 @@ def make_figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[F
 
 
 def chart_steps(table: Table, rows: Sequence[FilledRow], words: str) -> Iterator[Figure]:
-    """For each column of a table, the accuracies after each step."""
+    """A figure for each column of a table: accuracy after each step."""
     own = {row.row.name: row for row in rows if not row.row.quoted}
     for column in table.columns:
         cells = find_cells(own, column.id)
@@ -131,7 +131,7 @@ def chart_relaxations(rows: Sequence[FilledRow]) -> Iterator[Figure]:
 
 
 def find_cells(rows: Mapping[K, FilledRow], column: str) -> dict[K, Filled]:
-    """The cells of a column, of those rows that have it."""
+    """The cells of a column, in the rows that have it."""
     return {key: cell for key, row in rows.items() for cell in row.cells if cell.cell.column.id == column}
 
 
@@ -144,7 +144,7 @@ def make_curve(name: str, group: int, results: Sequence[Result]) -> Series:
 
 
 def compare_over(name: str, group: int, cells: Mapping[float, Filled]) -> Iterator[Series]:
-    """Cells over a setting: a line through what was measured, and a dashed one through the paper's numbers."""
+    """Cells over a setting: a line for the measured numbers, and a dashed one for the paper's."""
     ours = [(x, cell.ours, cell.std) for x, cell in cells.items() if cell.ours is not None]
     published = [(x, cell.cell.paper, None) for x, cell in cells.items() if cell.cell.paper is not None]
     for words, points in ((name, ours), (f"{name}, the paper", published)):
@@ -157,7 +157,7 @@ def compare_over(name: str, group: int, cells: Mapping[float, Filled]) -> Iterat
 def make_lines(
     id: str, title: str, caption: str, x: Mapping[str, Any], series: Sequence[Series], cells: Iterable[Filled]
 ) -> Iterator[Figure]:
-    """A figure of curves that are made of these cells, if anything in it is measured."""
+    """A figure with these curves, if any of their cells is measured."""
     if any(not s["dashed"] for s in series):
         words = caption + note_joined(cells)
         yield {"id": id, "kind": "lines", "title": title, "caption": words, "x": x, "series": series}

@@ -1,4 +1,4 @@
-"""The paper's tables with what was measured, made ready to be shown."""
+"""The paper's tables with measured numbers, ready to be rendered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIELDS = ("table", "row", "column", "metric", "quoted", "paper", "ours", "std", 
 
 
 def make_grid(table: Table, filled: Sequence[FilledRow]) -> Grid:
-    """A table of the paper beside what was measured; of timings, what they took."""
+    """A table with published and measured numbers; for timed runs, the table of costs."""
     if table.alone:
         return make_costs(table, filled)
     rows = []
@@ -40,7 +40,7 @@ def make_grid(table: Table, filled: Sequence[FilledRow]) -> Grid:
 
 
 def show_cell(cell: Filled) -> Shown:
-    """A cell: mean ± deviation over the seeds, the paper's number beside it."""
+    """A cell: mean ± deviation over the seeds, and the paper's number."""
     if cell.state == "none":
         return Shown()
     if cell.quoted:
@@ -49,7 +49,7 @@ def show_cell(cell: Filled) -> Shown:
 
 
 def compare(cell: Filled) -> str:
-    """What stands beside the measured number: the paper's, the difference with its mark, how many seeds if several."""
+    """The text beside the measured number: the paper's number, the marked difference, and how many seeds if several."""
     paper = "" if cell.cell.paper is None else f"{cell.cell.paper:.2f}"
     apart = "" if cell.difference is None else f"{cell.difference:+.2f}".replace("-", "−") + MARKS.get(cell.state, "")
     seeds = f"{len(cell.found)} seeds" if len(cell.found) > 1 else ""
@@ -57,7 +57,7 @@ def compare(cell: Filled) -> str:
 
 
 def describe(table: Table, filled: Sequence[FilledRow]) -> str:
-    """What stands below the title: of what the numbers are, and what their marks mean."""
+    """The caption: what the numbers are, and what their marks mean."""
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
     legend = LEGEND if any(cell.cell.paper is not None for row in filled for cell in row.cells) else ""
@@ -65,7 +65,7 @@ def describe(table: Table, filled: Sequence[FilledRow]) -> str:
 
 
 def count_seeds(filled: Sequence[FilledRow]) -> str:
-    """How many seeds the measured numbers are of."""
+    """The number of seeds of the measured cells."""
     counts = sorted({len(cell.found) for row in filled for cell in row.cells if cell.found})
     if not counts:
         return "nothing yet"
@@ -80,7 +80,7 @@ def explain_joined(filled: Sequence[FilledRow]) -> str:
 
 
 def list_commands(filled: Sequence[FilledRow]) -> Iterator[str]:
-    """What measures each cell, a line for each run: several cells may be of one."""
+    """The command of each run, with the cells that it measures."""
     for row in filled:
         of: dict[str, list[str]] = {}
         for cell in row.cells:

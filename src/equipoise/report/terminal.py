@@ -43,7 +43,7 @@ def make_console() -> Console:
 
 
 def load_results(folders: Sequence[Path]) -> list[Result]:
-    """The results of these folders of runs; a folder that holds such folders stands for all of them."""
+    """The results of these folders of runs; a folder of such folders gives all of theirs."""
     found: dict[Path, None] = {}  # each run once, however often it is named
     for folder in folders:
         check_exists(folder, "the folder of a run, or one that holds such folders")
@@ -53,7 +53,7 @@ def load_results(folders: Sequence[Path]) -> list[Result]:
 
 
 def group_results(results: Sequence[Result]) -> list[list[Result]]:
-    """Results that differ in the seed only, together, one of each seed; in the order in which they first come.
+    """Group results that differ only in the seed, one of each seed, in order of first appearance.
 
     Other kernels of a GPU are another setting; a record without any, as all was reused, goes with the first.
     """
@@ -88,7 +88,7 @@ def describe_images(result: Result) -> str:
 
 
 def find_differing(results: Sequence[Result]) -> dict[str, list[str]]:
-    """The settings that tell these results apart, besides those with a column of their own: a value for each result.
+    """The settings in which these results differ, except those with a column of their own: a value for each result.
 
     What methods have each its own default of is told apart only where it is not the default, or within a method.
     """
@@ -110,7 +110,7 @@ def find_differing(results: Sequence[Result]) -> dict[str, list[str]]:
 
 
 def compare_settings(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """What tells settings apart, as columns of a table, and what all of them share."""
+    """The settings that differ, as columns of a table, and those that all groups share."""
     firsts = [group[0] for group in groups]
     runs = [result["run"] for result in firsts]
     columns: dict[str, list[str]] = {
@@ -134,7 +134,7 @@ def compare_settings(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list
 
 
 def print_table(results: Sequence[Result], console: Console) -> None:
-    """One row for each setting, over its seeds; settings that all rows share are in the title."""
+    """Print a row for each setting, over its seeds; settings that all rows share are in the title."""
     groups = group_results(results)
     columns, same = compare_settings(groups)
     title = ", ".join(v if k in ("method", "data") else f"{k} {v}" for k, v in same.items())
@@ -156,7 +156,7 @@ def print_table(results: Sequence[Result], console: Console) -> None:
 
 
 def print_result(result: Result, console: Console) -> None:
-    """Each step of one run, and what it comes to."""
+    """Print each step of one run, and its averages."""
     run = result["run"]
     words = [run["method"]["name"], format_remedy(run), run["data"]["name"], f"memory {run['protocol']['memory']}"]
     words += [f"seed {run['seed']}"]
@@ -177,7 +177,7 @@ def print_result(result: Result, console: Console) -> None:
 
 
 def draw_figures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """The accuracy curves of all results, and the confusion matrix of the first seed of each setting, as PNG."""
+    """Draw the accuracy curves of all results, and the confusion matrix of the first seed of each setting, as PNG."""
     from . import figures  # matplotlib is slow to import, and only pictures need it
 
     groups = group_results(results)

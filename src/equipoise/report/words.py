@@ -19,7 +19,7 @@ from ..settings import flatten, to_plain
 from ..step import plan_for
 
 GREEK = {"alpha": "α", "epsilon": "ε", "lambda": "λ"}
-"""letters of the paper in names of settings"""
+"""the paper's letters for names of settings"""
 
 
 def format_mean(values: Sequence[float | None]) -> str:
@@ -38,25 +38,25 @@ def is_known(value: object) -> TypeGuard[float]:
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
-    """A number with so many digits, a dash for none."""
+    """A number with `digits` decimals; a dash for None."""
     return f"{value:.{digits}f}".replace("-", "−") if is_known(value) else "–"
 
 
 def format_signed(value: float) -> str:
-    """A difference, always with a sign: colour is not to be the only cue."""
+    """A difference, always with a sign, so that colour is not the only cue."""
     digits = f"{abs(value):.2f}"
     return ("±" if float(digits) == 0 else "−" if value < 0 else "+") + digits
 
 
 STEPS = {"step": "step", "classes": "classes", "top1": "all", "top5": "top 5", "base": "base", "new": "new"}
 STEPS |= {"latest": "latest", "alpha": "α", "seconds": "seconds"}
-"""what is shown of a step, and its heading"""
+"""the values shown for a step, and their headings"""
 DIGITS = {"step": 0, "classes": 0, "alpha": 3, "seconds": 1}
-"""of numbers that do not have two"""
+"""decimals of numbers that do not have two"""
 
 
 def format_steps(steps: Sequence[Mapping[str, Any]], names: Iterable[str] = STEPS) -> list[list[str]]:
-    """What is shown of the steps of a run, a row each; α stands with its step."""
+    """The formatted values of the steps of a run, a row each; α stands with its step."""
     return [[format_number(step.get(name), DIGITS.get(name, 2)) for name in names] for step in steps]
 
 
@@ -68,20 +68,20 @@ def format_value(value: Any) -> str:
 
 
 def format_name(name: str) -> str:
-    """A flat setting without the part of the run that it is of: `method.remedy.alpha_lr` is α lr."""
+    """The name of a flat setting, without the part of the run that holds it: `method.remedy.alpha_lr` is α lr."""
     words = name.partition(".")[2] or name
     return " ".join(GREEK.get(word, word) for word in words.removeprefix("remedy.").replace(".", "_").split("_"))
 
 
 def find_method_title(run: Mapping[str, Any]) -> str:
-    """What papers call the method; its name if it is not installed."""
+    """The title of the method; its name if it is not installed."""
     name = str(run["method"]["name"])
     kind = methods.find_methods().get(name)
     return kind.title if kind else name
 
 
 def find_remedy(method: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded method's remedy; of a method around another, its host's."""
+    """A recorded method's remedy; for a method that wraps another, its host's."""
     if "remedy" not in method and isinstance(method.get("host"), dict):
         return find_remedy(method["host"])
     remedy = method.get("remedy")
@@ -89,7 +89,7 @@ def find_remedy(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_remedy(run: Mapping[str, Any]) -> str:
-    """The remedy, with those of its settings that are not the default: Balanced α 0.5."""
+    """The remedy with its settings that differ from the default: Balanced α 0.5."""
     remedy = find_remedy(run["method"])
     kind = REMEDIES.get(str(remedy.get("name")))
     default = flatten(to_plain(kind()) if kind else remedy)
@@ -105,7 +105,7 @@ def format_protocol(result: Result) -> str:
 
 
 def find_default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The flat settings of the method, but not its remedy, and of the recipe as they are unless set otherwise.
+    """The flat settings of the method, but not its remedy, and of the recipe, by default.
 
     None for a method or a data set that is not installed.
     """
@@ -167,7 +167,7 @@ def find_machine(result: Result) -> Machine:
 
 
 def find_computer(result: Result) -> str:
-    """What a result was computed on."""
+    """The computer of a result."""
     machine = result["machine"]
     return str(machine.get("gpu") or machine.get("cpu") or "unknown")
 
