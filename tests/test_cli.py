@@ -1338,7 +1338,7 @@ def test_ctrl_c_outside_of_a_run_is_said_without_a_traceback(capsys, monkeypatch
     with pytest.raises(SystemExit) as done:
         main()
     assert done.value.code == 1
-    assert capsys.readouterr().err.strip() == "equipoise: stopped; repeat the command to resume"
+    assert capsys.readouterr().err.strip() == "equipoise: stopped; the same command goes on where it was"
 
 
 def test_two_processes_on_one_folder(capsys):

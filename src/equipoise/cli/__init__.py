@@ -53,7 +53,7 @@ def run_command(argv: list[str]) -> int:
     except SystemExit as end:  # help was printed
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
-        print("equipoise: stopped; repeat the command to resume", file=sys.stderr)
+        print("equipoise: stopped; the same command goes on where it was", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
