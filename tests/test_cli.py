@@ -1038,7 +1038,7 @@ def test_corrupt_settings_of_an_unfinished_run_are_named(capsys, monkeypatch, te
     refused(capsys, 1, *SHORT, "--store", "none", "--checkpoint", "0", "--out", "run")
     Path("run/run.json").write_text(text)
     before = contents()
-    assert "run/run.json is" in refused(capsys, 1, *SHORT, "--out", "run")
+    assert "run/run.json " in refused(capsys, 1, *SHORT, "--out", "run")
     assert contents() == before
 
 
