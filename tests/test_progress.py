@@ -368,14 +368,14 @@ def test_the_time_left_goes_by_what_was_measured(monkeypatch: pytest.MonkeyPatch
         assert line.left is None
         clock[0] += 430.0
         tell.batch(1.0)
-        assert line.left == 2 * (3 * 430 + 3 * 25) and line.standing(1.0, clock[0]) == (
+        assert line.left == 2 * (3 * 430 + 3 * 25) and line.describe_position(1.0, clock[0]) == (
             "step 1, epoch 2/7: 45 min 30 s left of 1 h 52 min on cpu (3 classes, 430 images)"
         )
         live.at = Position(2, 0)
         clock[0] += 2 * 3 * 430
         tell.epoch(Epoch(1, "refit", 1, 3, 0.5, 0.1, None, 1.0, 1.0))
         assert line.left == 2 * 2 * 25 * (3 * 430 + 215) / (3 * 430 + 215 + 25)
-        assert line.standing(1.0, clock[0]).startswith("step 1, epoch 6/7: ")
+        assert line.describe_position(1.0, clock[0]).startswith("step 1, epoch 6/7: ")
     assert len(lines) == 2 and lines[0] == "step 1: 3 classes, 430 images, 7 epochs, about 1 h 52 min on cpu"
 
 

@@ -96,9 +96,9 @@ def check_choice(name: str, value: object, *known: object) -> None:
         raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
 
 
-def format_count(count: int, word: str) -> str:
-    """3 runs, 1 run."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
+def format_count(count: int, word: str, plural: str = "") -> str:
+    """A number of things: 1 run, 3 classes, 2,600 images."""
+    return f"{count:,} {word if count == 1 else plural or f'{word}s'}"
 
 
 def get_first_line(error: BaseException) -> str:

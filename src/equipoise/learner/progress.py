@@ -11,10 +11,11 @@ from rich.live import Live as Display
 from rich.text import Text
 
 from ..engine.train import Callbacks, Epoch
+from ..errors import format_count
 from ..step import Plan, Stage
 from .state import Live
 from .step import Before
-from .words import count, duration
+from .words import duration
 
 MEASURED = 0.5
 """seconds of training from which its speed is known"""
@@ -96,7 +97,7 @@ class Progress:
                 self.say(f"{self.announce()}, about {duration(now - self.began + self.left)} on {self.device}")
         if self.display is not None and self.left is not None and now - self.drawn >= EVERY:
             self.drawn = now
-            self.draw(self.standing(epochs, now))
+            self.draw(self.describe_position(epochs, now))
 
     def epochs_done(self, epochs: float) -> float:
         """Epochs of all stages, of which the one under way has done so many."""
@@ -112,19 +113,21 @@ class Progress:
     def announce(self) -> str:
         """What is to be learned, and in how many epochs."""
         total, done = sum(self.epochs), int(self.done_before)
-        epochs = f", the last {total - done} of {total} epochs" if done else f", {count(total, 'epoch')}"
+        epochs = f", the last {total - done} of {total} epochs" if done else f", {format_count(total, 'epoch')}"
         return f"step {self.plan.t}: {self.subject()}{epochs if total else ''}"
 
     def subject(self) -> str:
         """The new classes, and all images at hand."""
-        return f"{count(self.plan.sizes[-1], 'class', 'classes')}, {count(sum(self.plan.counts), 'image')}"
+        return (
+            f"{format_count(self.plan.sizes[-1], 'class', 'classes')}, {format_count(sum(self.plan.counts), 'image')}"
+        )
 
     def epoch_words(self, epochs: float) -> str:
         """The epoch under way, of how many."""
         total = sum(self.epochs)
         return f"{min(int(self.epochs_done(epochs)) + 1, total)}/{total}"
 
-    def standing(self, epochs: float, now: float) -> str:
+    def describe_position(self, epochs: float, now: float) -> str:
         """Where the step is, and the time left."""
         left = self.left or 0.0
         time_left = f"{duration(left)} left of {duration(now - self.began + left)} on {self.device}"

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import format_count
 from .arguments import name_source
 
 if TYPE_CHECKING:
@@ -47,17 +48,12 @@ def write_state(learner: Learner) -> str:
         return "nothing learned yet"
     named = ", ".join(map(repr, classes[:NAMED])) + (", ..." if len(classes) > NAMED else "")
     kept = learner.state_.exemplars if learner.state_.kept is None else learner.state_.kept
-    words = f"{count(len(classes), 'class', 'classes')} in {count(steps, 'step')} ({named})"
-    words += f", {count(0 if kept is None else len(kept), 'image')} in memory"
+    words = f"{format_count(len(classes), 'class', 'classes')} in {format_count(steps, 'step')} ({named})"
+    words += f", {format_count(0 if kept is None else len(kept), 'image')} in memory"
     if learner.unfinished_:
         e = learner.progress_
         words += f"; step {steps - 1} is under way" + (f": {e.stage}, epoch {e.epoch} of {e.epochs}" if e else "")
     return words
-
-
-def count(number: int, one: str, several: str = "") -> str:
-    """A number of things: 1 step, 2,600 images."""
-    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 def duration(seconds: float) -> str:
