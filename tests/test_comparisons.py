@@ -17,7 +17,7 @@ from equipoise.data.randomness import generator
 from equipoise.methods.bic import BiC, correct_bias
 from equipoise.methods.ss_il import SSIL
 from equipoise.nets import Batch, Out
-from equipoise.step import Learned, Plan, Stage, make_base_plan
+from equipoise.step import Learned, Plan, Stage
 
 SIZES = (3, 2, 2)
 
@@ -85,7 +85,7 @@ def test_bic_scores_are_corrected_once_the_correction_is_there() -> None:
 @pytest.mark.parametrize(("m", "h"), [(2, 1), (5, 1), (10, 1), (11, 2), (20, 2), (10**12, 4)])
 def test_bic_holds_out_a_tenth_of_the_memory(m: int, h: int) -> None:
     plan = Plan(1, (2, 2), (1, 8, 8), (min(m, 40),) * 2 + (40, 40), m, m)
-    assert BiC().hold(plan) == h and BiC().hold(make_base_plan(plan)) == 0
+    assert BiC().hold(plan) == h and BiC().hold(plan.base) == 0
 
 
 def test_bic_trains_twice_as_long_on_what_is_held_out() -> None:
@@ -96,7 +96,7 @@ def test_bic_trains_twice_as_long_on_what_is_held_out() -> None:
     assert bias.recipe.lr_at(79) == 0.2 and bias.recipe.lr_at(80) == pytest.approx(0.02), "milestones are fractions"
     assert (bias.images, bias.teacher, bias.batch_norm) == ("held", None, "eval")
     assert [group.names for group in bias.groups] == [("state.bias",)] and bias.groups[0].decay == 0
-    assert len(BiC().stages(make_base_plan(plan))) == 2
+    assert len(BiC().stages(plan.base)) == 2
 
 
 def test_bic_needs_two_images_of_a_class_and_no_remedy() -> None:

@@ -45,7 +45,7 @@ from equipoise.engine.train import Epoch, Position
 from equipoise.nets import Net
 from equipoise.nets.backbones import SmallNet
 from equipoise.nets.heads import LinearHead
-from equipoise.step import More, make_base_plan, plan_for
+from equipoise.step import More, plan_for
 
 properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -731,9 +731,7 @@ def test_what_the_user_sets_is_laid_over_each_steps_own_recipe() -> None:
     base = Plan(0, (4,), (1, 8, 8))
     plans = [replace(base, t=t, sizes=(4,) + (2,) * t) for t in range(3)]
     own = Falling().recipe(base)
-    assert make_base_plan(plans[2]) == base and [Falling().recipe_for(p) for p in plans] == [
-        Falling().recipe(p) for p in plans
-    ]
+    assert plans[2].base == base and [Falling().recipe_for(p) for p in plans] == [Falling().recipe(p) for p in plans]
     for user, lr, batch in (
         (own, (0.5, 0.25, 0.5 / 3), (40, 50, 50)),
         (replace(own, lr=0.2), (0.2, 0.1, 0.2 / 3), (40, 50, 50)),

@@ -19,21 +19,7 @@ from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, choose_scale
 from .nets.heads import Head, LinearHead
 from .remedies import Remedy, Standard
 from .settings import check_fields, name_class
-from .step import (
-    CHOOSE,
-    EVERYTHING,
-    Finetune,
-    Group,
-    Learned,
-    More,
-    Plan,
-    Recipe,
-    Shape,
-    Stage,
-    Stages,
-    Step,
-    make_base_plan,
-)
+from .step import CHOOSE, EVERYTHING, Finetune, Group, Learned, More, Plan, Recipe, Shape, Stage, Stages, Step
 
 
 @dataclass(frozen=True)
@@ -140,7 +126,7 @@ class Method:
     def recipe_for(self, plan: Plan) -> Recipe:
         """How a step is optimised, with the user's settings."""
         own = self.recipe(plan)
-        return own if plan.recipe is None else plan.recipe.override(self.recipe(make_base_plan(plan)), own)
+        return own if plan.recipe is None else plan.recipe.override(self.recipe(plan.base), own)
 
     def finetuning(self) -> Finetune | None:
         """The method's own fine-tuning: its field `finetune`, if it has one."""

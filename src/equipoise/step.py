@@ -202,6 +202,11 @@ class Plan:
         """N_{t-1}, classes learned before; they come first."""
         return sum(self.sizes[:-1])
 
+    @property
+    def base(self) -> Plan:
+        """The plan of the base step, for its recipe."""
+        return Plan(0, self.sizes[:1], self.shape)
+
 
 @dataclass(frozen=True)
 class Step(Plan):
@@ -285,11 +290,6 @@ class Adapt(NamedTuple):
 
 
 Objective = Callable[[Step, Batch], Tensor]
-
-
-def make_base_plan(plan: Plan) -> Plan:
-    """A plan of the base step, for its recipe."""
-    return Plan(0, plan.sizes[:1], plan.shape)
 
 
 def plan_for(shape: Shape) -> Plan:
