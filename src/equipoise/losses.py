@@ -62,6 +62,11 @@ def full_precision(z: Tensor) -> Tensor:
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
+def cosine_distance(h: Tensor, h_old: Tensor) -> Tensor:
+    """1 − cos of the embeddings of the net and of the previous net, mean over images (LUCIR, PODNet)."""
+    return (1 - F.cosine_similarity(h, h_old)).mean()
+
+
 def margin_ranking(cos: Tensor, y: Tensor, n_old: int, K: int, m: float) -> Tensor:
     """LUCIR's inter-class separation: mean over images of old classes and the K nearest new classes of
     max(0, m − cos of the own class + cos of the new one). 0 where a batch has no such images."""

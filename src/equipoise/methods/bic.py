@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,13 +35,13 @@ class BiC(Method):
         Lc = self.classify(b.out.z, b.y, s)
         if b.ref is None:
             return Lc
-        z_old = b.ref.z if s.t == 1 else correct_bias(b.ref.z, s.sizes[:-1], s.state["bias"])
+        z_old = self.scores(b.ref, Learned(s.sizes[:-1], s.state))
         rho = s.n_old / s.N
         return rho * distillation(b.out.z, z_old, 2.0) / 4 + (1 - rho) * Lc
 
     def bias_objective(self, s: Step, b: Batch) -> Tensor:
         """Eq. 5, and the authors' penalty on the offset: 0.1 γ² / 2."""
-        z = correct_bias(b.out.z, s.sizes, s.state["bias"])
+        z = self.scores(b.out, Learned(s.sizes, s.state))
         return F.cross_entropy(z, b.y) + 0.05 * s.state["bias"][-1, 1] ** 2
 
     def stages(self, plan: Plan) -> Stages:
@@ -50,8 +49,9 @@ class BiC(Method):
         train, choose = super().stages(plan)
         if plan.t == 0 or isinstance(train, str):
             return (train, choose)
-        twice, own_two = replace(train.recipe, epochs=2 * train.recipe.epochs), (Group(("state.bias",), decay=0.0),)
-        bias = Stage("bias", twice, own_two, "held", self.bias_objective, teacher=None, batch_norm="eval")
+        twice = replace(train.recipe, epochs=2 * train.recipe.epochs)
+        both = (Group(("state.bias",), decay=0.0),)
+        bias = Stage("bias", twice, both, "held", self.bias_objective, teacher=None, batch_norm="eval")
         return (train, bias, choose)
 
     def enter(self, s: Step, stage: Stage) -> None:
@@ -69,14 +69,8 @@ class BiC(Method):
         return ILBaseline()
 
     def scores(self, out: Out, known: Learned) -> Tensor:
-        """The corrected logits, once the correction is learned."""
-        bias = known.state.get("bias")
+        """β z + γ for the newest classes, z for the others; z for all until β and γ of the step are learned."""
+        bias, new = known.state.get("bias"), known.sizes[-1]
         if bias is None or len(bias) < len(known.sizes) - 1:
             return out.z
-        return correct_bias(out.z, known.sizes, bias)
-
-
-def correct_bias(z: Tensor, sizes: Sequence[int], bias: Tensor) -> Tensor:
-    """β z + γ for the newest classes, z for the others."""
-    new = sizes[-1]
-    return torch.cat([z[:, :-new], bias[-1, 0] * z[:, -new:] + bias[-1, 1]], 1)
+        return torch.cat([out.z[:, :-new], bias[-1, 0] * out.z[:, -new:] + bias[-1, 1]], 1)

@@ -9,14 +9,12 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ..data.images import sum_by_class
-from ..losses import margin_ranking
+from ..losses import cosine_distance, margin_ranking
 from ..method import Method
 from ..nets import Batch
 from ..nets.backbones import ResNet18, ResNet32, SmallNet
-from ..nets.heads import CosineHead, Head
+from ..nets.heads import CosineHead, Head, imprint_rows
 from ..settings import number
 from ..step import NEW_ROWS, Finetune, Recipe, Step
 
@@ -62,7 +60,7 @@ class LUCIR(Method):
             return Lc
         ratio = s.n_old / s.sizes[-1]
         lam = self.lambda_base * math.sqrt(ratio if self.ratio == "code" else 1 / ratio)
-        Lg = (1 - F.cosine_similarity(b.out.h, b.ref.h)).mean()
+        Lg = cosine_distance(b.out.h, b.ref.h)
         return Lc + lam * Lg + margin_ranking(b.out.extra["cos"], b.y, s.n_old, self.K, self.m)
 
     def at_base(self) -> Method:
@@ -74,7 +72,6 @@ class LUCIR(Method):
         return CosineHead(width)
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
-        """The direction of the mean of the normalised embeddings of each class."""
+        """The directions of the mean embeddings of the classes."""
         if self.imprint:
-            assert isinstance(head, CosineHead)
-            head.imprint(F.normalize(sum_by_class(F.normalize(h, dim=1), y, len(head.new)), dim=1))
+            imprint_rows(head, h, y, gen)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ..losses import nca, pooled_distance, printed_distance
+from ..losses import cosine_distance, nca, pooled_distance, printed_distance
 from ..method import Method
 from ..nets import Batch
 from ..nets.backbones import PODNetResNet18, PODNetResNet32, SmallNet
-from ..nets.heads import Head, ProxyHead
-from ..remedies import Balanced
+from ..nets.heads import Head, ProxyHead, imprint_rows
 from ..settings import number
 from ..step import NEW_ROWS, Finetune, Recipe, Step
 
@@ -32,6 +29,7 @@ class PODNet(Method):
     cost: ClassVar[float] = 102_100 / 80_500
     trained = NEW_ROWS
     needs_maps = True
+    first_rows = staticmethod(imprint_rows)
     backbones: ClassVar = {"tiny": SmallNet, "small": PODNetResNet32, "large": PODNetResNet18}
     # The original's code takes the cosine an epoch late (`--schedule cosine-late`).
     recipes: ClassVar = {
@@ -66,21 +64,16 @@ class PODNet(Method):
             return Lc
         factor = math.sqrt(s.N / s.sizes[-1])
         spatial = (pooled_distance if self.spatial == "code" else printed_distance)(b.out.maps, b.ref.maps)
-        flat = (1 - F.cosine_similarity(b.out.h, b.ref.h)).mean()
+        flat = cosine_distance(b.out.h, b.ref.h)
         return Lc + factor * (self.lambda_c * spatial + self.lambda_f * flat)
 
     def at_base(self) -> Method:
         """NCA, or else the plain cross-entropy; nothing else matters yet."""
-        if not self.remedy.keeps_finetuning:
-            return PODNet(Balanced(), similarity=self.similarity)
-        margin = self.margin if self.nca == "paper" else PODNet().margin  # in the code's it cancels
-        return PODNet(nca=self.nca, margin=margin, similarity=self.similarity)
+        same = PODNet(self.remedy.at_base(), similarity=self.similarity)
+        if self.nca == "code" or not self.remedy.keeps_finetuning:  # in the code's NCA, the margin cancels
+            return same
+        return replace(same, nca=self.nca, margin=self.margin)
 
     def head(self, width: int) -> Head:
         """Ten proxies to a class."""
         return ProxyHead(width, cosine=self.similarity == "paper")
-
-    def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
-        """The centres of a k-means of each class's normalised embeddings."""
-        assert isinstance(head, ProxyHead)
-        head.imprint(head.centres(F.normalize(h.double(), dim=1), y, gen).to(head.new))

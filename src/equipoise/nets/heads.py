@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..data.images import sum_by_class
+
 
 class Head(nn.Module):
     """A growing classifier, which starts without classes."""
@@ -72,6 +74,10 @@ class RowsHead(Head):
         """The initial rows of new classes."""
         raise TypeError("a head must define first_rows")
 
+    def directions(self, h: Tensor, y: Tensor, gen: torch.Generator) -> Tensor:
+        """The directions in which the rows of new classes (y, from 0) begin, found from their embeddings."""
+        raise TypeError("a head must define directions")
+
     def imprint(self, directions: Tensor) -> None:
         """Set the new rows to these directions, with the mean length of the old rows."""
         with torch.no_grad():
@@ -86,6 +92,12 @@ class RowsHead(Head):
         super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]
 
 
+def imprint_rows(head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
+    """Set the rows of new classes (y, from 0) by their embeddings: a function for `Method.first_rows`."""
+    assert isinstance(head, RowsHead)
+    head.imprint(head.directions(h, y, gen))
+
+
 class CosineHead(RowsHead):
     """z = σ cos(h, w), with σ learned (LUCIR)."""
 
@@ -93,6 +105,10 @@ class CosineHead(RowsHead):
         """From U(±1/√d)."""
         bound = 1 / math.sqrt(width)
         return torch.empty(count, width).uniform_(-bound, bound, generator=gen)
+
+    def directions(self, h: Tensor, y: Tensor, gen: torch.Generator) -> Tensor:
+        """The direction of the mean of the normalised embeddings of each class."""
+        return F.normalize(sum_by_class(F.normalize(h, dim=1), y, len(self.new)), dim=1)
 
     def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch of embeddings, and the cosines."""
@@ -116,11 +132,11 @@ class ProxyHead(RowsHead):
         """Normal with variance 1/d."""
         return torch.empty(count, width).normal_(0, 1 / math.sqrt(width), generator=gen)
 
-    def centres(self, h: Tensor, y: Tensor, gen: torch.Generator) -> Tensor:
-        """The k-means centres of each class's embeddings, `per_class` of them; repeated if there are fewer."""
+    def directions(self, h: Tensor, y: Tensor, gen: torch.Generator) -> Tensor:
+        """The centres of a k-means of each class's normalised embeddings; repeated if a class has too few."""
         from sklearn.cluster import KMeans  # slow to import, and only this needs it
 
-        h, y = h.cpu(), y.cpu()
+        h, y = F.normalize(h.double(), dim=1).cpu(), y.cpu()
         found = []
         for c in range(int(y.max()) + 1):
             own = np.unique(h[y == c].numpy(), axis=0)  # k-means warns of duplicate points
@@ -128,7 +144,7 @@ class ProxyHead(RowsHead):
             seed = int(torch.randint(2**31, (), generator=gen))
             made = torch.from_numpy(KMeans(count, n_init=10, random_state=seed).fit(own).cluster_centers_)
             found.append(made[torch.arange(self.per_class) % count])
-        return torch.cat(found)
+        return torch.cat(found).to(self.new)
 
     def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch of embeddings, the similarities without scale, and the scale."""
