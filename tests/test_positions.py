@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise import Balanced, BalancedFinetuning, Learner, Meta, Method, Recipe, RunError, Stage, Step, UsageError
 from equipoise.data.datasets import load
 from equipoise.data.images import Images
-from equipoise.method import Around
+from equipoise.methods.around import Around
 from equipoise.methods.bic import BiC
 from equipoise.methods.il_baseline import ILBaseline
 from equipoise.methods.ss_il import SSIL

@@ -61,7 +61,7 @@ from equipoise.data.images import Images
 from equipoise.engine import gpu
 from equipoise.engine.train import Training
 from equipoise.files import MANIFEST
-from equipoise.method import Around
+from equipoise.methods.around import Around
 from equipoise.remedies import REMEDIES
 from equipoise.runs.command import name_folder
 from equipoise.runs.metrics import forgetting

@@ -16,7 +16,7 @@ from equipoise import LUCIR, Balanced, Batch, Group, Learner, Method, Out, PODNe
 from equipoise.data.datasets import load
 from equipoise.data.images import Images, sum_by_class
 from equipoise.losses import distillation
-from equipoise.method import Around
+from equipoise.methods.around import Around
 from equipoise.methods.bic import BiC
 from equipoise.methods.ss_il import SSIL
 from equipoise.nets.heads import Head, LinearHead

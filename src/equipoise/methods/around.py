@@ -1,0 +1,63 @@
+"""The base class of methods that wrap another method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Self
+
+from ..errors import UsageError
+from ..method import Method
+from ..remedies import Remedy
+
+
+@dataclass(frozen=True)
+class Around(Method):
+    """A method that wraps another, its `host`. It delegates to the host whatever it does not override."""
+
+    name: ClassVar[str] = ""
+    host: Method = Method()
+    remedy: ClassVar[Any] = property(attrgetter("host.remedy"))  # type: ignore[misc]
+
+    def __init_subclass__(cls) -> None:
+        """Refuse overrides that have no effect: the host's stages call the host's versions."""
+        super().__init_subclass__()
+        ignored = {"recipe", "finetuning", "refinements", "trained"} & cls.__dict__.keys()
+        if ignored and "stages" not in cls.__dict__:
+            raise UsageError(
+                f"{cls.__qualname__} overrides {min(ignored)}, which has no effect: override stages too, to use it"
+            )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.host, Method):
+            raise UsageError(f"the host of {self.name} must be a Method such as PODNet(), not {self.host!r}")
+
+    def with_remedy(self, remedy: Remedy) -> Self:
+        """The host with another remedy."""
+        return replace(self, host=self.host.with_remedy(remedy))
+
+    def check(self, *shares: int) -> None:
+        """Refuse what the host refuses, and what this method does not support."""
+        self.host.check(*shares)
+        self.check_needs(*shares)
+
+    def overrides(self, name: str) -> bool:
+        """Whether it or its host overrides this function of Method."""
+        return getattr(type(self), name) is not getattr(Around, name) or self.host.overrides(name)
+
+
+def _ask_host(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self.host, name)(*args)
+
+
+HOSTED = (
+    "objective", "backbone", "head", "first_rows", "views", "recipe", "finetuning", "stages", "enter", "leave", "hold",
+    "epoch", "more", "note", "choose", "after", "scores", "lam",
+)  # fmt: skip
+"""functions that Around delegates to its host"""
+for _name in HOSTED:
+    setattr(Around, _name, _ask_host(_name))
+for _name in ("trained", "fresh", "capturable", "needs_maps", "continues", "least_memory", "cost"):
+    setattr(Around, _name, property(attrgetter(f"host.{_name}")))
