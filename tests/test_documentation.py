@@ -168,6 +168,7 @@ def test_all_that_can_be_changed_in_a_method_is_in_the_document() -> None:
         "check_needs",
         "overrides",
         "with_remedy",
+        "reset_finetuning",
         "classify",
         "lam",
         "recipe_for",

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from records import make_record
 
-from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, paper
+from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, methods, paper
 from equipoise.cli import reproduce, run_command
 from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import COUNTS, SHAPES, load
 from equipoise.data.memory import Budget
 from equipoise.errors import make_unknown_error
+from equipoise.methods.around import Around
 from equipoise.paper import match
+from equipoise.paper.cells import make_run
 from equipoise.paper.match import NONE, FilledRow, fill, find_missing_runs, list_runs, load_records, make_key
 from equipoise.remedies import BalancedFinetuning
 from equipoise.report import grid
@@ -474,6 +476,17 @@ def test_methods_are_set_as_the_originals_set_them(id: str, row: str, column: st
     if id == "table6":
         assert f"--remedy {row.replace(' ', '-')} " in words_of(run)
     run.method.check(20 if run.protocol.memory != "0" else 0)
+
+
+def test_every_method_has_its_settings_for_imagenet_and_so_has_its_host() -> None:
+    wrapped = type("Kept", (Around,), {"name": "kept"})
+    for kind in methods.find_built_in().values():
+        memory = "all" if kind().least_memory > 100 else "20"
+        for dataset in ("imagenet-subset", "imagenet"):
+            run, around = (make_run(m, dataset, Protocol(memory=memory)) for m in (kind(), wrapped(host=kind())))
+            run.method.check(Budget.parse(memory).share(100))
+            assert isinstance(around.method, wrapped)
+            assert (around.method.host, around.recipe) == (run.method, run.recipe)  # type: ignore[attr-defined]
 
 
 def test_the_overview_names_every_table(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -59,6 +59,10 @@ class Method:
         "large": Recipe(epochs=100, milestones=(0.3, 0.6, 0.8, 0.9), batch=256, weight_decay=1e-4),
     }
     """recipes by image size"""
+    imagenet: ClassVar[Mapping[str, Any]] = {}
+    """what the original sets on ImageNet and its subset: values by field; of `recipe` and `finetune`, by theirs"""
+    whole_imagenet: ClassVar[Mapping[str, Any]] = {}
+    """what it sets besides on the whole of ImageNet"""
     least_memory: ClassVar[int] = 0
     """images of every old class that it needs in memory"""
     herds_unit_length: ClassVar[bool] = True
@@ -203,14 +207,19 @@ class Method:
         """Scores (batch, N_t), whose argmax is the prediction. During a step, the state may not be complete yet."""
         return out.z
 
+    def reset_finetuning(self, memory: bool = True) -> Self:
+        """The same method, with the default fine-tuning where its remedy or the lack of a memory leaves none."""
+        if self.remedy.keeps_finetuning and memory:
+            return self
+        default: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name == "finetune"}
+        return replace(self, **default)
+
     def check(self, *shares: int) -> None:
         """Refuse invalid settings; `shares` are the numbers of images per old class in later steps."""
         self.check_needs(*shares)
         self.remedy.check_memory(*shares)
-        finetune = self.finetuning()
-        if finetune is None or not finetune.epochs or finetune == type(self)().finetuning():
-            return
-        if not self.remedy.keeps_finetuning or max(shares, default=1) < 1:
+        finetune, default = self.finetuning(), self.reset_finetuning(max(shares, default=1) > 0).finetuning()
+        if finetune is not None and finetune.epochs and finetune != default:
             raise UsageError(
                 "fine-tuning has no effect here: it needs a memory and a remedy that keeps it. Remove its settings, "
                 "or use the standard remedy and a memory above 0"

@@ -38,6 +38,10 @@ class Around(Method):
         """The host with another remedy."""
         return replace(self, host=self.host.with_remedy(remedy))
 
+    def reset_finetuning(self, memory: bool = True) -> Self:
+        """The host with its default fine-tuning where it does none."""
+        return replace(self, host=self.host.reset_finetuning(memory))
+
     def check(self, *shares: int) -> None:
         """Refuse what the host refuses, and what this method does not support."""
         self.host.check(*shares)

@@ -39,6 +39,8 @@ class LUCIR(Method):
         "small": Recipe(epochs=160, milestones=(0.5, 0.75), weight_decay=5e-4),
         "large": Recipe(epochs=90, milestones=(1 / 3, 2 / 3), weight_decay=1e-4),
     }
+    imagenet: ClassVar = {"lambda_base": 10.0}
+    whole_imagenet: ClassVar = {"finetune": {"epochs": 20, "weight_decay": 1e-4}}
     cost: ClassVar[float] = 98_800 / 89_200
     lambda_base: float = number(5.0, least=0, most=1e6)
     """weight of the embeddings' distance to those of the previous net; the original has 10 for ImageNet"""

@@ -37,6 +37,8 @@ class PODNet(Method):
         "small": Recipe(epochs=160, schedule="cosine", weight_decay=5e-4, clamp=5.0),
         "large": Recipe(epochs=90, lr=0.05, schedule="cosine", batch=64, weight_decay=5e-4, clamp=5.0),
     }
+    imagenet: ClassVar = {"lambda_c": 8.0, "lambda_f": 10.0, "finetune": {"lr": 0.01, "batch": 64}}
+    whole_imagenet: ClassVar = {"finetune": {"weight_decay": 1e-4}, "recipe": {"weight_decay": 1e-4}}
     remedies = ("balanced", "relaxed", "meta", "memory-oversampling", "class-oversampling")
     reason = "its own loss is not a cross-entropy, and it fine-tunes its classifier already"
     lambda_c: float = number(3.0, least=0, most=1e6)
@@ -64,8 +66,7 @@ class PODNet(Method):
             return Lc
         factor = math.sqrt(s.N / s.sizes[-1])
         spatial = (pooled_distance if self.spatial == "code" else printed_distance)(b.out.maps, b.ref.maps)
-        flat = cosine_distance(b.out.h, b.ref.h)
-        return Lc + factor * (self.lambda_c * spatial + self.lambda_f * flat)
+        return Lc + factor * (self.lambda_c * spatial + self.lambda_f * cosine_distance(b.out.h, b.ref.h))
 
     def at_base(self) -> Method:
         """NCA, or else the plain cross-entropy; nothing else matters yet."""

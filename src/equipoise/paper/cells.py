@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.datasets import PLANNED, SHAPES
 from ..method import Method
+from ..methods.around import Around
 from ..methods.il_baseline import ILBaseline
 from ..methods.lucir import LUCIR
 from ..methods.ncm import NCM
@@ -111,30 +112,31 @@ def make_cifar_run(method: Method, steps: int = 5, memory: str = "20") -> Run:
     return Run(method, Data("cifar100"), Protocol(steps=steps, memory=memory))
 
 
-def adapt_method(method: Method, dataset: str, memory: str) -> tuple[Method, Recipe | None]:
-    """The method with the settings for a data set, and a recipe if it differs from the method's own.
+def adapt_method(method: Method, recipe: Recipe, whole: bool) -> tuple[Method, Recipe]:
+    """The method and its recipe with the settings of the originals on ImageNet; first those of its host, if any."""
+    if isinstance(method, Around):
+        host, recipe = adapt_method(method.host, recipe, whole)
+        method = replace(method, host=host)
+    for changes in (method.imagenet, method.whole_imagenet if whole else {}):
+        recipe = replace(recipe, **changes.get("recipe", {}))
+        method = set_fields(method, {name: value for name, value in changes.items() if name != "recipe"})
+    return method, recipe
 
-    As in the originals, LUCIR and PODNet weigh the previous net more on ImageNet, LUCIR fine-tunes its classifier on
-    the whole of it only, and PODNet with a smaller learning rate and smaller batches, both with the weight decay of a
-    step. With a remedy that has a loss of its own, or without memory, neither fine-tunes.
-    """
-    if not dataset.startswith("imagenet"):
-        return method, None
-    whole, finetunes = dataset == "imagenet", method.remedy.keeps_finetuning and memory != "0"
-    if isinstance(method, LUCIR):
-        finetune = replace(method.finetune, epochs=20, weight_decay=1e-4) if whole and finetunes else method.finetune
-        return replace(method, lambda_base=10.0, finetune=finetune), None
-    if isinstance(method, PODNet):
-        own: dict[str, Any] = {"lr": 0.01, "batch": 64} | ({"weight_decay": 1e-4} if whole else {})
-        finetune = replace(method.finetune, **own) if finetunes else method.finetune
-        recipe = replace(method.recipe(plan_for(PLANNED[dataset])), weight_decay=1e-4) if whole else None
-        return replace(method, lambda_c=8.0, lambda_f=10.0, finetune=finetune), recipe
-    return method, None
+
+def set_fields(value: Any, changes: Mapping[str, Any]) -> Any:
+    """A dataclass with other values; a mapping changes the fields of a field."""
+    inside = {k: set_fields(getattr(value, k), v) for k, v in changes.items() if isinstance(v, Mapping)}
+    return replace(value, **{**changes, **inside})
+
+
+def find_recipe(method: Method, dataset: str) -> Recipe:
+    """The method's recipe for a data set."""
+    return method.recipe(plan_for((SHAPES | PLANNED)[dataset]))
 
 
 def with_short_batches(run: Run) -> Run:
     """The run with every epoch ended by a short batch of what is left of it, as in the original code."""
-    recipe = run.recipe or run.method.recipe(plan_for((SHAPES | PLANNED)[run.data.name]))
+    recipe = run.recipe or find_recipe(run.method, run.data.name)
     return replace(run, recipe=replace(recipe, last="short"))
 
 
@@ -144,7 +146,10 @@ def make_run(method: Method, dataset: str, protocol: Protocol) -> Run:
     Its epochs end with a short batch, as in the loops that the paper's code was built on. What joined batches, which
     are the default of a run, change is the table `batches`.
     """
-    method, recipe = adapt_method(method, dataset, protocol.memory)
+    recipe = find_recipe(method, dataset)
+    if dataset.startswith("imagenet"):
+        method, recipe = adapt_method(method, recipe, whole=dataset == "imagenet")
+        method = method.reset_finetuning(memory=protocol.memory != "0")
     return with_short_batches(Run(method, Data(dataset), protocol, recipe))
 
 
