@@ -20,6 +20,7 @@ from equipoise import (
     Batch,
     Crop,
     Finetune,
+    ICaRL,
     ILBaseline,
     Learner,
     Meta,
@@ -205,6 +206,8 @@ def two_steps(
         ILBaseline(BalancedFinetuning(Finetune(what="all", batch_norm="train"))),
         BiC(),
         SSIL(),
+        ICaRL(),
+        ICaRL(outputs="sigmoid"),
     ],
     ids=lambda m: f"{m.name}-{m.remedy.name}",
 )
