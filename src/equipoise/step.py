@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .data.augment import AugmentedEpoch
 from .data.images import Images
 from .errors import UsageError, check, check_choice
 from .nets import Batch, Net
@@ -154,24 +155,17 @@ class Finetune:
 
     def recipe(self, own: Recipe) -> Recipe:
         """The recipe of the fine-tuning; `last` is that of `own`, the recipe of the step."""
-        names = ("lr", "milestones", "batch", "weight_decay", "clamp")
         try:
-            settings = {name: getattr(self, name) for name in names}
+            settings = {name: getattr(self, name) for name in ("lr", "milestones", "batch", "weight_decay", "clamp")}
             return Recipe(max(1, self.epochs), **settings, last=own.last)
         except UsageError as error:
             raise UsageError(f"in fine-tuning, {error}") from None
 
     def stage(self, own: Recipe, remedy: Remedy) -> Stage:
         """The stage of the fine-tuning, with this remedy."""
-        return Stage(
-            "refit",
-            self.recipe(own),
-            ROWS if self.what == "classifier" else EVERYTHING,
-            images="memory",
-            teacher="previous" if self.distil else None,
-            batch_norm=self.batch_norm,
-            remedy=remedy,
-        )
+        groups = ROWS if self.what == "classifier" else EVERYTHING
+        teacher: Literal["previous"] | None = "previous" if self.distil else None
+        return Stage("refit", self.recipe(own), groups, "memory", None, teacher, self.batch_norm, remedy)
 
 
 @dataclass(frozen=True)
@@ -234,6 +228,8 @@ class Step(Plan):
     """tensors learned besides the net; saved in every checkpoint"""
     embed: Embed = field(kw_only=True)
     """computes features of images, in eval mode"""
+    epoch: AugmentedEpoch | None = field(kw_only=True, default=None)
+    """the epoch that begins, as it is augmented; for `more` only"""
 
     @property
     def past(self) -> Tensor:
@@ -249,8 +245,10 @@ class Step(Plan):
 class Embed(Protocol):
     """Computes features of images. Not for objectives."""
 
-    def __call__(self, net: Net, where: Tensor, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """h of the images at these positions, transformed by `view`."""
+    def __call__(
+        self, net: Net, where: Tensor | AugmentedEpoch, view: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """h of the images at these positions, or of those of an epoch, transformed by `view`."""
 
 
 class Learned(NamedTuple):
@@ -273,6 +271,8 @@ class More(NamedTuple):
     """whether to compute the teacher's output for them"""
     pixels: str | None = None
     """name of a tensor of the state (images, channels, height, width), in the order of the memory"""
+    drawn: Tensor | None = None
+    """random numbers of their augmentation (batches, k, numbers); None to draw new ones"""
 
 
 class Adapt(NamedTuple):

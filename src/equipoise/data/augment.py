@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check
+from .images import Images
 
 FINE = 2**24
 """resolution of the brightness: all random numbers are integers, and fp32 is exact up to here"""
@@ -62,3 +63,23 @@ class Crop:
             factor = 1 + self.brightness * (2 * drawn[:, 3] / FINE - 1)
             nhwc = (nhwc * factor[:, None, None, None]).clamp(max=255).to(nhwc.dtype)  # rounds towards 0, like Pillow
         return nhwc.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class AugmentedEpoch:
+    """The images of an epoch, batch after batch, as they are augmented in it. A slice of it is uint8 pixels."""
+
+    images: Images
+    crop: Crop
+    where: Tensor
+    """positions of the images (n,)"""
+    drawn: Tensor
+    """random numbers of their augmentation (n, random_numbers)"""
+    first: int = 0
+    """number of the first image of the batches that `more` is called for"""
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def __getitem__(self, part: slice) -> Tensor:
+        return self.crop(self.images.x, self.where[part], self.drawn[part])

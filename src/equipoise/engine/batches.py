@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ..data.augment import Crop
+from ..data.augment import AugmentedEpoch, Crop
 from ..data.images import Images
 from ..step import More, Step
 
@@ -74,6 +74,13 @@ class Batches(Table):
 def shuffle(n: int, gen: torch.Generator) -> Tensor:
     """The numbers from 0 to n − 1 in a random order."""
     return torch.randperm(n, generator=gen, device=gen.device)
+
+
+def join_batches(sources: Sequence[Table], batches: Sequence[Tensor]) -> AugmentedEpoch:
+    """The images of the batches that several sources have laid out, as they are augmented."""
+    drawn = [source.drawn[: len(which)].flatten(0, 1) for source, which in zip(sources, batches)]
+    where = torch.cat([which.flatten() for which in batches])
+    return AugmentedEpoch(sources[0].images, sources[0].crop, where, torch.cat(drawn))
 
 
 class SecondStream(Table):

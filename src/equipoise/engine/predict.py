@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from ..data.augment import AugmentedEpoch
 from ..nets import Net, Out
 from .device import use_device
 
@@ -22,12 +23,12 @@ View = Callable[[Tensor], Tensor]
 def compute_outputs(
     net: Net,
     x: Tensor,
-    where: Tensor | None = None,
+    where: Tensor | AugmentedEpoch | None = None,
     view: View | None = None,
     classify: bool = True,
     chunk: int | None = None,
 ) -> Iterator[Out]:
-    """The net's outputs for images x, or those at the positions `where`, transformed by `view`.
+    """The net's outputs for images x, those at the positions `where` or those of an epoch, transformed by `view`.
 
     A chunk is 1,000 images of up to 32 × 32 pixels, or as many pixels in fewer, larger images.
     """
@@ -42,8 +43,8 @@ def compute_outputs(
     net.eval()
     try:
         for first in range(0, count, chunk):
-            part = x[first : first + chunk] if where is None else x[where[first : first + chunk]]
-            part = part.to(device)
+            part = (x if where is None else where)[first : first + chunk]
+            part = (x[part] if isinstance(where, Tensor) else part).to(device)
             part = part if view is None else view(part)
             plain = torch.autocast(device.type, enabled=False)
             with torch.no_grad(), plain, use_device(device, tuned=False):
@@ -53,6 +54,6 @@ def compute_outputs(
         net.train(training)
 
 
-def compute_features(net: Net, x: Tensor, where: Tensor, view: View | None = None) -> Tensor:
-    """The embeddings of the images at these positions."""
+def compute_features(net: Net, x: Tensor, where: Tensor | AugmentedEpoch, view: View | None = None) -> Tensor:
+    """The embeddings of the images at these positions, or of those of an epoch."""
     return torch.cat([out.h for out in compute_outputs(net, x, where, view, classify=False)])

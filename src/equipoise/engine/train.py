@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from ..method import Method
 from ..nets import Batch, Features, Out
 from ..step import More, Stage, Step
 from . import meta
-from .batches import Batches, SecondStream, Table, shuffle
+from .batches import Batches, SecondStream, Table, join_batches, shuffle
 from .cuda_graph import Engine, SideStream, prepare
 from .gpu import get_recent_peak_memory, reset_peak_memory
 from .sgd import Weights, compute_gradient, select_weights, sgd_
@@ -190,10 +190,11 @@ class Training:
         """Lay out the batches of an epoch; returns the sequence of indices of the steps to launch."""
         train, short = self.sources[0], len(self.sources) - 1
         first, last = train.count_batches(epoch), train.count_batches(epoch + 1)
-        self._load_second_stream(0, train.load(first, last, epoch), epoch)
+        batches = [train.load(first, last, epoch)]
         if short:
-            self._load_second_stream(1, self.sources[1].load(epoch, epoch + 1, epoch), epoch)
+            batches.append(self.sources[1].load(epoch, epoch + 1, epoch))
             first, last = first + epoch, last + epoch + 1
+        self._load_second_streams(batches, epoch)
         every = 0 if self.adapt is None else self.adapt.every
         if every:
             self.held.load(-(-first // every), -(-last // every), epoch)
@@ -208,16 +209,19 @@ class Training:
         ends = [bool(short) and i == last - 1 for i in range(first, last)]
         return [len(self.sources) * a + e for a, e in zip(adapts, ends)]
 
-    def _load_second_stream(self, k: int, which: Tensor, epoch: int) -> None:
-        """Lay out the second stream for the batches of a source, if the method has one."""
-        name = self.stage.name
-        gen = partial(generator, self.on.seed, self.s.t, name, device=self.device)
-        more = self.method.more(self.s, which, gen("more", epoch, k)) if len(which) else None
-        if more is None:
-            return
-        second = self.seconds[k] or SecondStream(self.s, more, self.on.crop, self.sources[k].which.shape[0])
-        self.seconds[k] = second
-        second.lay_out(more.where, self.on.crop.draw(tuple(more.where.shape), gen("augment more", epoch, k)))
+    def _load_second_streams(self, batches: list[Tensor], epoch: int) -> None:
+        """Lay out the second stream beside the batches of each source, if the method has one."""
+        crop, gen = self.on.crop, partial(generator, self.on.seed, self.s.t, self.stage.name, device=self.device)
+        whole = join_batches(self.sources, batches)
+        for k, which in enumerate(batches):
+            s, whole = replace(self.s, epoch=whole), replace(whole, first=whole.first + which.numel())
+            more = self.method.more(s, which, gen("more", epoch, k)) if len(which) else None
+            if more is None:
+                continue
+            second = self.seconds[k] or SecondStream(self.s, more, crop, self.sources[k].which.shape[0])
+            self.seconds[k] = second
+            numbers = crop.draw(tuple(more.where.shape), gen("augment more", epoch, k))
+            second.lay_out(more.where, numbers if more.drawn is None else more.drawn)
 
     def count_images(self, launches: list[int]) -> int:
         """Number of images that these steps train on."""

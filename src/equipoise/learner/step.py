@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data import memory
+from ..data.augment import AugmentedEpoch
 from ..data.images import Images, join_images, measure_channels
 from ..data.inputs import as_images, get_image_shape
 from ..data.labels import as_labels
@@ -215,8 +216,8 @@ def other_data(old: State) -> UsageError:
     return UsageError(f"step {len(old.sizes)} is not finished: call learn with the images and labels it was begun with")
 
 
-def embed(images: Images, net: Net, where: Tensor, view: View | None = None) -> Tensor:
-    """The embeddings of the images at these positions."""
+def embed(images: Images, net: Net, where: Tensor | AugmentedEpoch, view: View | None = None) -> Tensor:
+    """The embeddings of the images at these positions, or of those of an epoch."""
     return compute_features(net, images.x, where, view)
 
 
