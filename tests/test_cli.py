@@ -46,6 +46,7 @@ from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import COUNTS, SHAPES
 from equipoise.errors import UsageError
 from equipoise.files import MANIFEST
+from equipoise.method import Method
 from equipoise.remedies import REMEDIES, OldImages, Remedy
 from equipoise.runs import command as commands
 from equipoise.runs.plan import resolve
@@ -308,6 +309,9 @@ def other(value):
     """Another value of the same kind."""
     if isinstance(value, bool):
         return not value
+    if isinstance(value, Method):  # a host, whose switches and choices are no flags
+        numbers = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **{k: other(v) for k, v in numbers.items() if type(v) in (int, float)})
     if isinstance(value, (int, float)):
         return type(value)(value * 2 or 1) if value != 0.5 else 0.25
     return value

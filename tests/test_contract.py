@@ -34,6 +34,7 @@ from equipoise import (
     methods,
 )
 from equipoise.data import datasets
+from equipoise.methods.around import Around
 from equipoise.remedies import REMEDIES
 from equipoise.step import Plan
 
@@ -127,10 +128,12 @@ def refused(method: str, remedy: Remedy, memory: Any) -> str | None:
 
 def made(method: str, remedy: Remedy, **settings: Any) -> Method:
     """The method, with short fine-tuning where it has some and this would be done."""
-    kind: Any = METHODS[method]
-    own = {"finetune": SHORT} if any(f.name == "finetune" for f in fields(kind)) else {}
-    keeps = remedy.keeps_finetuning and settings.get("memory") != 0
-    return kind(remedy, **(own if keeps else {}))
+    found: Any = METHODS[method]().with_remedy(remedy)
+    if not remedy.keeps_finetuning or settings.get("memory") == 0:
+        return found
+    if isinstance(found, Around):
+        return replace(found, host=replace(found.host, finetune=SHORT))
+    return replace(found, finetune=SHORT) if any(f.name == "finetune" for f in fields(found)) else found
 
 
 def test_no_method_and_no_remedy_is_left_out() -> None:
@@ -183,7 +186,8 @@ def expected_stages(learner: Learner) -> list[tuple[int, str, int]]:
             found.append((t, "train", 1))
         if t and method.name == "bic":
             found += [(t, "bias", k) for k in (1, 2)]
-        own = method.name in ("lucir", "podnet") and name in ("standard", "memory-oversampling", "class-oversampling")
+        keeps = name in ("standard", "memory-oversampling", "class-oversampling")
+        own = method.name in ("lucir", "podnet") and keeps
         if t and memory and (own or name == "balanced-finetuning"):
             found += [(t, "refit", k) for k in (1, 2)]
     return found
@@ -316,8 +320,8 @@ def test_augmentation_and_statistics_survive_saving(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", sorted(name for name, takes in TAKES.items() if "meta" in takes))
 def test_meta_is_refused_without_two_exemplars_per_class(method: str, memory: int | str) -> None:
     with pytest.raises(UsageError, match="at least 2 image"):
-        Learner(METHODS[method](Meta()), memory)
-    Learner(METHODS[method](Meta()), 2)
+        Learner(METHODS[method]().with_remedy(Meta()), memory)
+    Learner(METHODS[method]().with_remedy(Meta()), 2)
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, "0", "0%", "0.0 %"])
@@ -325,9 +329,9 @@ def test_meta_is_refused_without_two_exemplars_per_class(method: str, memory: in
 def test_relaxed_0_is_refused_with_memory(method: str, epsilon: float | str) -> None:
     for memory in (1, "total:10"):
         with pytest.raises(UsageError, match="epsilon 0"):
-            Learner(METHODS[method](Relaxed(epsilon)), memory)
-    if not METHODS[method].least_memory:
-        Learner(METHODS[method](Relaxed(epsilon)), 0)
+            Learner(METHODS[method]().with_remedy(Relaxed(epsilon)), memory)
+    if not METHODS[method]().least_memory:
+        Learner(METHODS[method]().with_remedy(Relaxed(epsilon)), 0)
 
 
 @pytest.mark.parametrize("name", ["il-baseline", "bic"])

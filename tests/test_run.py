@@ -63,6 +63,7 @@ from equipoise.engine.train import Training
 from equipoise.files import MANIFEST
 from equipoise.methods.around import Around
 from equipoise.remedies import REMEDIES
+from equipoise.report.words import find_remedy
 from equipoise.runs.command import name_folder
 from equipoise.runs.metrics import forgetting
 from equipoise.runs.plan import Prepared, count_images, read_run, resolve
@@ -831,12 +832,13 @@ def as_recorded(one: Run) -> Any:
 
 @pytest.mark.parametrize(("method", "remedy"), ALL, ids=lambda kind: kind.name)
 def test_a_run_is_read_back_from_its_record(method: type[Method], remedy: type[Remedy]) -> None:
-    given = Run(method(remedy()), Data("digits", 0.1, 0.25), Protocol(4, 3, "natural", "total:30", "random"), RECIPE, 3)
-    bare = Run(method(remedy()), Data("digits"))
+    made = method().with_remedy(remedy())
+    given = Run(made, Data("digits", 0.1, 0.25), Protocol(4, 3, "natural", "total:30", "random"), RECIPE, 3)
+    bare = Run(made, Data("digits"))
     for one in (given, bare, resolve(bare, 10, (1, 8, 8))):
         assert read_run(as_recorded(one)) == one
         plain = as_recorded(one)["method"]
-        assert (plain["name"], plain["remedy"]["name"]) == (method.name, remedy.name)
+        assert (plain["name"], find_remedy(plain)["name"]) == (method.name, remedy.name)
     assert None not in as_recorded(resolve(bare, 10, (1, 8, 8)))["protocol"].values()
 
 

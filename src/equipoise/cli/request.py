@@ -14,8 +14,9 @@ from ..data.datasets import PLANNED, SHAPES
 from ..data.memory import EVERYTHING
 from ..errors import UsageError, make_unknown_error
 from ..method import Method
+from ..methods.around import Around
 from ..remedies import REMEDIES, Remedy
-from ..runs.command import name_flag
+from ..runs.command import NO_FLAGS_OF_A_HOST, name_flag
 from ..runs.settings import Data, Machine, Options, Protocol, Run
 from ..runs.shared_steps import parse_store
 from ..step import Finetune, Recipe, plan_for
@@ -41,7 +42,7 @@ class Request:
     """write scalars and figures for TensorBoard into the run's folder"""
 
 
-FIRST = ("dataset", "remedy", "steps", "memory", "out")
+FIRST = ("dataset", "host", "remedy", "steps", "memory", "out")
 """the flags that most runs need; the help shows them first"""
 GROUPS: dict[str, tuple[type, ...]] = {
     "method": (Method,),
@@ -70,9 +71,11 @@ HELPS = {"store": "folder where steps are shared with other runs; `none` to shar
 def parse_request(argv: Sequence[str], verb: str, kind: type[R]) -> R:
     """Parse the method, then its flags. Only the flags of this method and its remedy are accepted."""
     method = choose_method(argv, verb)
-    start = make_default_request(kind, method, pop_flag("--remedy", argv)[1], pop_flag("--dataset", argv)[1])
-    # The help shows the flags of the named remedy and data set, but as defaults it still shows the real ones.
+    chosen = choose_parts(method(), pop_flag("--host", argv)[1], pop_flag("--remedy", argv)[1])
+    start = make_default_request(kind, chosen, pop_flag("--dataset", argv)[1])
+    # The help shows the flags of what is named, but as defaults it still shows the real ones.
     real = {"remedy": method().remedy.name, "dataset": Data().name}
+    real |= {flag.name: flag.default for flag in collect_flags(method()) if flag.name == "host"}
     found = [flag._replace(default=real.get(flag.name, flag.default)) for flag in collect_flags(start)]
     check_names(found, method)
     refuse_foreign_flags(argv[1:], found, start.run.method)
@@ -99,9 +102,16 @@ def choose_method(argv: Sequence[str], verb: str) -> type[Method]:
     raise UsageError(f"name a method first: equipoise {verb} METHOD [FLAGS]; choose from {', '.join(sorted(known))}")
 
 
-def make_default_request(kind: type[R], method: type[Method], remedy: str | None, dataset: str | None) -> R:
+def choose_parts(method: Method, host: str | None, remedy: str | None) -> Method:
+    """The method around the host and with the remedy of these names, if they are given."""
+    if host is not None and isinstance(method, Around):
+        method = replace(method, host=methods.find_method(host)())
+        method.check_host()
+    return method if remedy is None else method.with_remedy(methods.find_remedy(remedy)())
+
+
+def make_default_request(kind: type[R], chosen: Method, dataset: str | None) -> R:
     """The request without any flags. The default recipe depends on the size of the images, so on the data set."""
-    chosen = method() if remedy is None else method().with_remedy(methods.find_remedy(remedy)())
     shapes = SHAPES | PLANNED
     data = Data() if dataset is None else Data(dataset)
     recipe = chosen.recipe(plan_for(shapes.get(data.name, shapes[Data().name])))
@@ -127,28 +137,35 @@ def get_summary(kind: type) -> str:
 # From dataclasses to flags -----------------------------------------------------------------------------------
 
 
-def collect_flags(value: Any, group: str = "", prefix: str = "") -> Iterator[Flag]:
-    """The flags of a dataclass and of nested dataclasses; without those of a fine-tuning that the remedy replaces."""
+def collect_flags(value: Any, group: str = "", prefix: str = "", around: Around | None = None) -> Iterator[Flag]:
+    """The flags of a dataclass and of nested dataclasses; without those of a fine-tuning that the remedy replaces.
+
+    Those of the host of a method have no prefix: they are flags of the method that is `around` it.
+    """
     kind: type = type(value)
     hints, helps = typing.get_type_hints(kind), read_docstrings(kind)
     group = next((title for title, kinds in GROUPS.items() if isinstance(value, kinds)), group)
-    for field_name, name, one in list_fields(value, prefix):
+    for field_name, name, one in list_fields(value, prefix, around is not None):
         if isinstance(one, Remedy):
-            yield Flag("remedy", str, one.name, f"{helps[field_name]}: {', '.join(list_remedies(value))}")
+            yield Flag("remedy", str, one.name, f"{helps[field_name]}: {', '.join(list_remedies(around or value))}")
+        inside = value if isinstance(one, Method) and isinstance(value, Around) else None
+        if inside is not None:
+            yield Flag("host", str, one.name, f"{helps[field_name]}: {', '.join(list_hosts(inside))}", group)
         if is_dataclass(one):
-            yield from collect_flags(one, group, prefix if isinstance(one, NAMED) else f"{name}_")
+            yield from collect_flags(one, group, prefix if isinstance(one, NAMED) else f"{name}_", inside)
         else:
             words = HELPS.get(name) or helps.get(field_name, "")
             default = f" (default: {UNSET[name]})" if one is None and name in UNSET else ""
             yield Flag(name, hints[field_name], one, words + default, group)
 
 
-def replace_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
-    """A copy of a dataclass with the values of its flags, which the dataclass checks."""
+def replace_values(value: Any, given: Mapping[str, Any], prefix: str = "", hosted: bool = False) -> Any:
+    """A copy of a dataclass with the values of its flags, which the dataclass checks; `hosted` for a method's host."""
     changed = {}
-    for field_name, name, one in list_fields(value, prefix):
+    for field_name, name, one in list_fields(value, prefix, hosted):
         if is_dataclass(one):
-            changed[field_name] = replace_values(one, given, prefix if isinstance(one, NAMED) else f"{name}_")
+            inside = isinstance(value, Around) and isinstance(one, Method)
+            changed[field_name] = replace_values(one, given, prefix if isinstance(one, NAMED) else f"{name}_", inside)
         elif name == "store":
             changed[field_name] = parse_store(None if given[name] is None else str(given[name]))
         else:
@@ -156,13 +173,14 @@ def replace_values(value: Any, given: Mapping[str, Any], prefix: str = "") -> An
     return replace(value, **changed)
 
 
-def list_fields(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
+def list_fields(value: Any, prefix: str, hosted: bool = False) -> Iterator[tuple[str, str, Any]]:
     """The fields of a dataclass that are flags or hold flags: the field's name, the flag's name and the value."""
     for f in fields(value):
         one, flag = getattr(value, f.name), name_flag(f.name, f.metadata)
         replaced = isinstance(one, Finetune) and isinstance(value, Method) and not value.remedy.keeps_finetuning
-        host = isinstance(one, Method) and isinstance(value, Method)
-        if flag is not None and not replaced and not host:
+        held = isinstance(one, Method) and isinstance(value, Method) and not isinstance(value, Around)
+        hidden = hosted and isinstance(one, NO_FLAGS_OF_A_HOST)
+        if flag is not None and not replaced and not held and not hidden:
             yield f.name, f"{prefix}{flag}".replace("-", "_"), one
 
 
@@ -170,8 +188,14 @@ def list_fields(value: Any, prefix: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def list_remedies(method: Method) -> list[str]:
-    """The names of the remedies that a method supports."""
-    return [name for name in REMEDIES if method.remedies is None or name in (*method.remedies, "standard")]
+    """The names of the remedies that a method supports, and its host if it has one."""
+    known = list_remedies(method.host) if isinstance(method, Around) else list(REMEDIES)
+    return [name for name in known if method.remedies is None or name in (*method.remedies, "standard")]
+
+
+def list_hosts(method: Around) -> list[str]:
+    """The names of the methods that a method wraps."""
+    return list(method.hosts or sorted(methods.find_built_in()))
 
 
 def check_names(found: Sequence[Flag], method: type[Method]) -> None:
@@ -190,13 +214,22 @@ def refuse_foreign_flags(words: Sequence[str], found: Sequence[Flag], method: Me
         if not flag.startswith("--") or flag.replace("_", "-") in own:
             continue
         plain = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
+        hosts = list_hosts(method) if isinstance(method, Around) else []
         for axis, here, others in (
             ("--remedy ", method.remedy.name, {n: method.with_remedy(REMEDIES[n]()) for n in list_remedies(method)}),
+            ("--host ", getattr(method, "host", method).name, {n: choose_parts(method, n, None) for n in hosts}),
             ("the method ", method.name, {n: kind() for n, kind in sorted(methods.find_built_in().items())}),
         ):
-            owners = [n for n, other in others.items() if plain in {one.name for one in collect_flags(other)}]
+            owners = [n for n, other in others.items() if plain in name_own_flags(other, axis)]
             if owners:
                 raise UsageError(f"{flag} belongs to {axis}{' or '.join(owners)}, not to {axis}{here}")
+
+
+def name_own_flags(method: Method, axis: str) -> set[str]:
+    """The names of the flags of a method; where methods are compared, without those of a host."""
+    own = {flag.name for flag in collect_flags(method)}
+    hosted = isinstance(method, Around) and axis == "the method "
+    return own - {flag.name for flag in collect_flags(getattr(method, "host", method))} if hosted else own
 
 
 def refuse_milestones(given: Collection[str], schedule: str) -> None:

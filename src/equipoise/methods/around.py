@@ -17,7 +17,10 @@ class Around(Method):
     """A method that wraps another, its `host`. It delegates to the host whatever it does not override."""
 
     name: ClassVar[str] = ""
+    hosts: ClassVar[tuple[str, ...] | None] = None
+    """names of the methods that it wraps, and those derived from them; None for all"""
     host: Method = Method()
+    """the method that it wraps"""
     remedy: ClassVar[Any] = property(attrgetter("host.remedy"))  # type: ignore[misc]
 
     def __init_subclass__(cls) -> None:
@@ -44,8 +47,15 @@ class Around(Method):
 
     def check(self, *shares: int) -> None:
         """Refuse what the host refuses, and what this method does not support."""
-        self.host.check(*shares)
+        self.check_host()
         self.check_needs(*shares)
+        self.host.check(*shares)
+
+    def check_host(self) -> None:
+        """Refuse a host that it does not wrap."""
+        names = {getattr(kind, "name", "") for kind in type(self.host).__mro__}
+        if self.hosts is not None and names.isdisjoint(self.hosts):
+            raise UsageError(f"{self.name} does not wrap {self.host.name}: take {' or '.join(self.hosts)} as its host")
 
     def overrides(self, name: str) -> bool:
         """Whether it or its host overrides this function of Method."""

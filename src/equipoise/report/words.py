@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from .. import methods
 from ..data.datasets import PLANNED, SHAPES
 from ..errors import EquipoiseError
+from ..methods.around import Around
 from ..remedies import REMEDIES
 from ..runs.plan import read_run
 from ..runs.record import Result
@@ -69,15 +71,16 @@ def format_value(value: Any) -> str:
 
 def format_name(name: str) -> str:
     """The name of a flat setting, without the part of the run that holds it: `method.remedy.alpha_lr` is α lr."""
-    words = name.partition(".")[2] or name
-    return " ".join(GREEK.get(word, word) for word in words.removeprefix("remedy.").replace(".", "_").split("_"))
+    name = (name.partition(".")[2] or name).removeprefix("host.").removeprefix("remedy.")
+    return " ".join(GREEK.get(word, word) for word in name.replace(".", "_").split("_"))
 
 
 def find_method_title(run: Mapping[str, Any]) -> str:
-    """The title of the method; its name if it is not installed."""
-    name = str(run["method"]["name"])
-    kind = methods.find_methods().get(name)
-    return kind.title if kind else name
+    """The title of the method, and of its host if it has one; the name of one that is not installed."""
+    method, known = run["method"], methods.find_methods()
+    name = str(method["name"])
+    title = known[name].title if name in known else name
+    return f"{title} on {find_method_title({'method': method['host']})}" if "host" in method else title
 
 
 def find_remedy(method: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def find_default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     try:
         own = read_run(dict(run)).method
-        method = type(own)()
+        method = replace(type(own)(), host=type(own.host)()) if isinstance(own, Around) else type(own)()
         recipe = method.recipe(plan_for((SHAPES | PLANNED)[run["data"]["name"]]))
     except (EquipoiseError, KeyError, TypeError):
         return None
@@ -121,7 +124,7 @@ def find_default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
 def list_own_settings(run: Mapping[str, Any]) -> dict[str, Any]:
     """The flat settings of a run's method, but not its remedy, and of its recipe."""
     flat = flatten({"method": run["method"], "recipe": run["recipe"]})
-    return {name: value for name, value in flat.items() if ".remedy." not in name and name != "method.name"}
+    return {name: value for name, value in flat.items() if ".remedy." not in name and not name.endswith(".name")}
 
 
 def describe_changes(result: Result) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..data.datasets import COUNTS, PLANNED, SHAPES
 from ..method import Method
+from ..methods.around import Around
 from ..remedies import Remedy
 from ..settings import digest, to_plain
 from ..step import plan_for
@@ -21,12 +22,19 @@ def name_flag(name: str, metadata: Any) -> str | None:
     return None if flag is False else str(flag).replace("_", "-")
 
 
-def list_flags(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
-    """The flags of all fields that differ from the default; those of a nested dataclass are prefixed by its field."""
+NO_FLAGS_OF_A_HOST = (bool, str)
+"""switches and choices of a method within another are set in Python, so that a run has at most 40 flags"""
+
+
+def list_flags(value: Any, default: Any, prefix: str = "", without: tuple[type, ...] = ()) -> Iterator[str]:
+    """The flags of all fields that differ from the default; those of a nested dataclass are prefixed by its field.
+
+    None for values of the types `without`.
+    """
     for f in fields(value):
         one, other = getattr(value, f.name), getattr(default, f.name)
         flag = name_flag(f.name, f.metadata)
-        if one == other or flag is None or isinstance(one, (Method, Remedy)):
+        if one == other or flag is None or isinstance(one, (Method, Remedy, *without)):
             continue
         if is_dataclass(one) and not isinstance(one, type):
             yield from list_flags(one, other, f"{prefix}{flag}-")
@@ -42,9 +50,16 @@ def write_command(run: Run, machine: Machine = Machine()) -> str:
     method, data, protocol = run.method, run.data, run.protocol
     half = len(COUNTS.get(data.name, ())) // 2
     words = [
-        *("equipoise", "run", method.name, "--remedy", method.remedy.name),
+        *("equipoise", "run", method.name),
+        *(("--host", method.host.name) if isinstance(method, Around) else ()),
+        *("--remedy", method.remedy.name),
         *list_flags(method.remedy, type(method.remedy)()),
         *list_flags(method, type(method)()),
+        *(
+            list_flags(method.host, type(method.host)(), without=NO_FLAGS_OF_A_HOST)
+            if isinstance(method, Around)
+            else ()
+        ),
         *("--dataset", data.name),
         *list_flags(data, Data(data.name)),
         *(() if protocol.base in (None, half) else ("--base", str(protocol.base))),
@@ -63,7 +78,8 @@ def write_command(run: Run, machine: Machine = Machine()) -> str:
 def name_folder(run: Run, machine: Machine = Machine()) -> str:
     """A descriptive folder name, unique for the settings."""
     method, memory = run.method, run.protocol.memory
-    parts = [method.name, method.remedy.name, run.data.name, f"memory-{memory}", f"seed-{run.seed}"]
+    name = f"{method.name}-{method.host.name}" if isinstance(method, Around) else method.name
+    parts = [name, method.remedy.name, run.data.name, f"memory-{memory}", f"seed-{run.seed}"]
     if run.data.validation:
         parts.append(f"validation-{run.data.validation:g}")
     return "_".join(parts).replace(":", "-") + "_" + digest([to_plain(run), to_plain(machine)])[:6]
