@@ -102,6 +102,7 @@ TAKES: dict[str, set[str]] = {
     "icarl": set(REMEDIES) - {"balanced-finetuning"},
     **dict.fromkeys(("ncm", "slda"), BY_LAMBDA),
     **{name: {"standard"} for name in ("bic", "joint", "ss-il")},
+    "dde": BY_LAMBDA | {"memory-oversampling", "class-oversampling", "balanced-finetuning"},
 }
 """the remedies that go with each method"""
 
@@ -187,7 +188,7 @@ def expected_stages(learner: Learner) -> list[tuple[int, str, int]]:
         if t and method.name == "bic":
             found += [(t, "bias", k) for k in (1, 2)]
         keeps = name in ("standard", "memory-oversampling", "class-oversampling")
-        own = method.name in ("lucir", "podnet") and keeps
+        own = method.name in ("dde", "lucir", "podnet") and keeps
         if t and memory and (own or name == "balanced-finetuning"):
             found += [(t, "refit", k) for k in (1, 2)]
     return found

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .method import Method
     from .methods.bic import BiC
     from .methods.bounds import FineTuning, Joint
+    from .methods.dde import DDE
     from .methods.icarl import ICaRL
     from .methods.il_baseline import ILBaseline
     from .methods.lucir import LUCIR
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
     from .step import CHOOSE, Finetune, Group, Plan, Recipe, Stage, Step
 
 __all__ = [
-    "CHOOSE", "LUCIR", "NCM", "SLDA", "SSIL", "Balanced", "BalancedFinetuning", "Batch", "BiC", "ClassOversampling",
-    "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ICaRL", "ILBaseline", "Joint", "Learner",
-    "LossRescaling", "MemoryOversampling", "Meta", "Method", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy",
-    "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
+    "CHOOSE", "DDE", "LUCIR", "NCM", "SLDA", "SSIL", "Balanced", "BalancedFinetuning", "Batch", "BiC",
+    "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ICaRL",
+    "ILBaseline", "Joint", "Learner", "LossRescaling", "MemoryOversampling", "Meta", "Method", "Out", "PODNet", "Plan",
+    "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
-_METHODS = ("bic", "bounds", "icarl", "il_baseline", "lucir", "ncm", "podnet", "slda", "ss_il")
+_METHODS = ("bic", "bounds", "dde", "icarl", "il_baseline", "lucir", "ncm", "podnet", "slda", "ss_il")
 _HOMES = (
     "data.augment",
     "errors",

@@ -42,6 +42,19 @@ def weighted_cross_entropy(z: Tensor, y: Tensor, lam: Tensor) -> Tensor:
     return F.cross_entropy(full_precision(z) + log_weights(lam).to(z.device), y)
 
 
+def colliding_cross_entropy(z: Tensor, near: Tensor, y: Tensor, lam: Tensor) -> Tensor:
+    """DDE's −log q_y, q = ½ p(x) + ½ mean_k p(x_k), of weighted softmaxes p as in eq. 3; mean over the batch.
+
+    `near` are the logits of the neighbours x_k, image by image, as many of each; λ is in each softmax before mixing.
+    """
+    log_lam = log_weights(lam).to(z.device)
+    labels = y[:, None].expand(-1, len(near) // len(z))
+    own = F.cross_entropy(full_precision(z) + log_lam, y, reduction="none")
+    others = F.cross_entropy(full_precision(near) + log_lam, labels.flatten(), reduction="none").view_as(labels)
+    around = (-others).logsumexp(1) - math.log(labels.shape[1])
+    return (math.log(2) - torch.logaddexp(-own, around)).mean()
+
+
 def distillation(z: Tensor, z_old: Tensor, T: float, parts: Sequence[int] | None = None) -> Tensor:
     """Eq. 2: −T² Σ_k p̂_k log p_k over the old classes, p̂ and p the softmax of z_old/T and of z/T there.
 
