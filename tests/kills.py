@@ -42,10 +42,9 @@ def cases(device: str) -> dict[str, Run]:
     made |= {f"il-baseline {name}": methods.find_method("il-baseline")(kind()) for name, kind in REMEDIES.items()}
     made["il-baseline balanced-finetuning"] = methods.find_method("il-baseline")(BalancedFinetuning(SHORT))
     if device != "cuda":
-        protocol, recipe = Protocol(4, 2, memory="20"), Recipe(4, 0.05, batch=32)
-        every = Protocol(4, 2, memory="all")
+        recipe = Recipe(4, 0.05, batch=32)
         return {
-            name: Run(method, Data("digits"), every if name == "joint" else protocol, recipe)
+            name: Run(method, Data("digits"), Protocol(4, 2, memory=method.default_memory), recipe)
             for name, method in made.items()
         }
     few = ("podnet", "lucir", "bic", "ss-il", "il-baseline meta", "il-baseline balanced-finetuning")

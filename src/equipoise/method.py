@@ -65,6 +65,8 @@ class Method:
     """what it sets besides on the whole of ImageNet"""
     least_memory: ClassVar[int] = 0
     """images of every old class that it needs in memory"""
+    default_memory: ClassVar[str] = "20"
+    """the memory of a command that names none"""
     herds_unit_length: ClassVar[bool] = True
     """whether herding normalises features"""
     continues: ClassVar[bool] = False

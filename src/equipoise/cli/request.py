@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from .. import methods
 from ..data.datasets import PLANNED, SHAPES
-from ..data.memory import EVERYTHING
 from ..errors import UsageError, make_unknown_error
 from ..method import Method
 from ..methods.around import Around
@@ -115,8 +114,7 @@ def make_default_request(kind: type[R], chosen: Method, dataset: str | None) -> 
     shapes = SHAPES | PLANNED
     data = Data() if dataset is None else Data(dataset)
     recipe = chosen.recipe(plan_for(shapes.get(data.name, shapes[Data().name])))
-    protocol = Protocol(memory="all") if chosen.least_memory == EVERYTHING else Protocol()
-    return kind(run=Run(chosen, data, protocol, recipe))
+    return kind(run=Run(chosen, data, Protocol(memory=chosen.default_memory), recipe))
 
 
 def make_syntax(found: Sequence[Flag], start: Request, verb: str) -> Syntax:

@@ -73,5 +73,5 @@ HOSTED = (
 """functions that Around delegates to its host"""
 for _name in HOSTED:
     setattr(Around, _name, _ask_host(_name))
-for _name in ("trained", "fresh", "capturable", "needs_maps", "continues", "least_memory", "cost"):
+for _name in ("trained", "fresh", "capturable", "needs_maps", "continues", "least_memory", "default_memory", "cost"):
     setattr(Around, _name, property(attrgetter(f"host.{_name}")))

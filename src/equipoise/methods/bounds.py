@@ -39,6 +39,7 @@ class Joint(Method):
     remedies = ()
     reason = "its training set is balanced"
     least_memory = EVERYTHING
+    default_memory = "all"
     fresh: ClassVar[bool] = True
 
     def objective(self, s: Step, b: Batch) -> Tensor:
