@@ -116,7 +116,10 @@ class Method:
         return LinearHead(width)
 
     def first_rows(self, head: Head, h: Tensor, y: Tensor, gen: torch.Generator) -> None:
-        """Initialise the rows of new classes (y, from 0) from the previous net's embeddings h. Not in the base step."""
+        """Initialise the rows of new classes (y, from 0) from the previous net's embeddings h. Not in the base step.
+
+        If `views` stacks copies of the images, h and y are stacked in the same way.
+        """
 
     def views(self, x: Tensor) -> Tensor:
         """Stack copies of a batch, such as rotations. Labels repeat; `scores` combines the copies."""

@@ -13,7 +13,10 @@ twice but the objective, which is small: the usual way, a backward pass through 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from torch.nn import functional as F
 from ..losses import full_precision
 from ..method import Method
 from ..nets import Batch, Features, Net, Out
-from ..step import Adapt, Objective, Recipe, Step
+from ..step import Adapt, Learned, Objective, Recipe, Step
 from .batches import Batches
 from .sgd import Trained, Weights, look_ahead
 
@@ -48,17 +51,24 @@ class Ahead:
 
 
 def validation_gradient(
-    net: Net, weights: Weights, x: Tensor, y: Tensor, bf16: bool = False, features: Features | None = None
+    net: Net,
+    weights: Weights,
+    x: Tensor,
+    y: Tensor,
+    bf16: bool = False,
+    features: Features | None = None,
+    scores: Callable[[Out], Tensor] = attrgetter("z"),
 ) -> list[Tensor]:
     """v: the gradient of the plain softmax cross-entropy of a balanced batch, at the given weights.
 
-    It updates copies of the batch-norm statistics, so that the net's own are left alone.
+    It is that of the logits, or of other `scores` of what the net returns. It updates copies of the batch-norm
+    statistics, so that the net's own are left alone.
     """
     at = {name: w.detach().requires_grad_() for name, w in weights.items()}
     buffers = {name: b.clone() for name, b in net.named_buffers()}
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
         out = functional_call(net, {**at, **buffers}, (x, features))
-    loss = F.cross_entropy(full_precision(out.z), y)
+    loss = F.cross_entropy(full_precision(scores(out)), y)
     return list(torch.autograd.grad(loss, list(at.values()), materialize_grads=True))
 
 
@@ -96,7 +106,11 @@ def update(adapt: Adapt, method: Method, objective: Objective, s: Step, b: Batch
         d_alpha = {k: d.where(grads[k].abs() <= recipe.clamp, 0) for k, d in d_alpha.items()}
     with torch.no_grad():
         star = look_ahead(ahead.groups, grads, ahead.momentum, recipe)
-    v = dict(zip(star, validation_gradient(s.net, star, *ahead.held.next_batch(), ahead.bf16, ahead.features)))
+    x, y = ahead.held.next_batch()
+    scores: Callable[[Out], Tensor] = attrgetter("z")
+    if method.overrides("views"):  # such as rotated copies, which `scores` combines
+        x, scores = method.views(x), partial(method.scores, known=Learned(s.sizes, s.state))
+    v = dict(zip(star, validation_gradient(s.net, star, x, y, ahead.bf16, ahead.features, scores)))
     with torch.no_grad():
         alpha = s.state[adapt.name]
         alpha.copy_((alpha - adapt.lr * hyper_gradient(d_alpha, v, ahead.groups)).clamp_min(adapt.least))

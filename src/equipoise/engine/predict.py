@@ -55,5 +55,9 @@ def compute_outputs(
 
 
 def compute_features(net: Net, x: Tensor, where: Tensor | AugmentedEpoch, view: View | None = None) -> Tensor:
-    """The embeddings of the images at these positions, or of those of an epoch."""
-    return torch.cat([out.h for out in compute_outputs(net, x, where, view, classify=False)])
+    """The embeddings of the images at these positions, or of an epoch; if a view stacks copies of them, copy by copy."""
+    chunks = [out.h for out in compute_outputs(net, x, where, view, classify=False)]
+    copies = sum(map(len, chunks)) // max(1, len(where))
+    if copies < 2:
+        return torch.cat(chunks)
+    return torch.cat([h.view(copies, -1, h.shape[1]) for h in chunks], 1).flatten(0, 1)

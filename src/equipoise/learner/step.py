@@ -94,7 +94,8 @@ class Before:
             net = copy.deepcopy(old.net)
         net.head.widen(rows, generator(self.seed, t, "rows"))
         if old.net is not None and not method.fresh and method.overrides("first_rows"):
-            h, y = embed(images, old.net, self.data), images.y[self.data] - self.plan.n_old
+            h, y = embed(images, old.net, self.data, method.views), images.y[self.data] - self.plan.n_old
+            y = y.repeat(len(h) // len(y))
             method.first_rows(net.head, h, y, generator(self.seed, t, "first rows"))
         return net
 
@@ -235,7 +236,7 @@ def gather(data: Images, state: State) -> tuple[Images, Tensor]:
 
 def warn_of_scale(net: Net, t: int) -> None:
     """A scale below 0 turns similarities round."""
-    if isinstance(net.head, RowsHead) and (scale := net.head.scale.item()) < 0:
+    if isinstance(net.head, RowsHead) and (scale := net.head.scale.min().item()) < 0:
         log.warning(
             "the scale of the head is %.3g after step %d, so that the least similar class wins: train for more epochs",
             scale,
