@@ -84,6 +84,13 @@ MUTATIONS = (
     Mutation("BiC distils four times as hard", "methods/bic.py", "z_old, 2.0) / 4", "z_old, 2.0)", "comparisons"),
     Mutation("SS-IL's learning rate stays", "methods/ss_il.py", "own.lr / (plan.t + 1)", "own.lr", "comparisons"),
     Mutation(
+        "SPB weighs new classes by the old", "methods/spb.py", "s.sizes[-1] / s.n_old", "s.n_old / s.sizes[-1]", "spb"
+    ),
+    Mutation("SPB-I classifies all copies", "methods/spb_i.py", "plain = len(z) // 4", "plain = len(z)", "spb"),
+    Mutation(
+        "SPB-M hears one classifier", "methods/spb_m.py", "log_softmax(2).logsumexp(0)", "log_softmax(2)[0]", "spb"
+    ),
+    Mutation(
         "the crop is a pixel off when mirrored",
         "data/augment.py",
         "w - 1 - 2 * self.pad - across",

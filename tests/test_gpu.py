@@ -15,6 +15,9 @@ from steps import make_step
 
 from equipoise import (
     LUCIR,
+    SPB,
+    SPBI,
+    SPBM,
     Balanced,
     BalancedFinetuning,
     Batch,
@@ -208,6 +211,9 @@ def two_steps(
         SSIL(),
         ICaRL(),
         ICaRL(outputs="sigmoid"),
+        SPB(Balanced()),
+        SPBI(classes="all"),
+        SPBM(Meta(every=3), scales="each"),
     ],
     ids=lambda m: f"{m.name}-{m.remedy.name}",
 )

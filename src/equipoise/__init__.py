@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .methods.ncm import NCM
     from .methods.podnet import PODNet
     from .methods.slda import SLDA
+    from .methods.spb import SPB
+    from .methods.spb_i import SPBI
+    from .methods.spb_m import SPBM
     from .methods.ss_il import SSIL
     from .nets import Batch, Out
     from .remedies import (
@@ -41,14 +44,28 @@ if TYPE_CHECKING:
     from .step import CHOOSE, Finetune, Group, Plan, Recipe, Stage, Step
 
 __all__ = [
-    "CHOOSE", "DDE", "LUCIR", "NCM", "SLDA", "SSIL", "Balanced", "BalancedFinetuning", "Batch", "BiC",
-    "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ICaRL",
+    "CHOOSE", "DDE", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "Balanced", "BalancedFinetuning", "Batch",
+    "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ICaRL",
     "ILBaseline", "Joint", "Learner", "LossRescaling", "MemoryOversampling", "Meta", "Method", "Out", "PODNet", "Plan",
     "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
-_METHODS = ("bic", "bounds", "dde", "icarl", "il_baseline", "lucir", "ncm", "podnet", "slda", "ss_il")
+_METHODS = (
+    "bic",
+    "bounds",
+    "dde",
+    "icarl",
+    "il_baseline",
+    "lucir",
+    "ncm",
+    "podnet",
+    "slda",
+    "spb",
+    "spb_i",
+    "spb_m",
+    "ss_il",
+)
 _HOMES = (
     "data.augment",
     "errors",

@@ -55,7 +55,7 @@ def compute_outputs(
 
 
 def compute_features(net: Net, x: Tensor, where: Tensor | AugmentedEpoch, view: View | None = None) -> Tensor:
-    """The embeddings of the images at these positions, or of an epoch; if a view stacks copies of them, copy by copy."""
+    """The embeddings of the images at these positions or of an epoch; if a view stacks copies, copy by copy."""
     chunks = [out.h for out in compute_outputs(net, x, where, view, classify=False)]
     copies = sum(map(len, chunks)) // max(1, len(where))
     if copies < 2:

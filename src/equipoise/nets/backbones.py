@@ -41,9 +41,14 @@ class Backbone(nn.Module):
 
     def initialise(self, gen: torch.Generator) -> None:
         """Initialise convolutions as He et al. (fan out); batch norms start as the identity."""
-        for m in self.modules():
-            if isinstance(m, nn.Conv2d):
-                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu", generator=gen)
+        initialise_convolutions(self, gen)
+
+
+def initialise_convolutions(module: nn.Module, gen: torch.Generator) -> None:
+    """Initialise convolutions as He et al. (fan out)."""
+    for m in module.modules():
+        if isinstance(m, nn.Conv2d):
+            nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu", generator=gen)
 
 
 class SmallNet(Backbone):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data.images import sum_by_class
+from .backbones import Block, initialise_convolutions
 
 
 class Head(nn.Module):
@@ -23,6 +24,12 @@ class Head(nn.Module):
     def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch, from embeddings and stage outputs, and further outputs for the objective."""
         raise TypeError("a head must define forward")
+
+
+def draw_rows(count: int, width: int, gen: torch.Generator) -> Tensor:
+    """Rows from U(±1/√d), as in torch's linear layer."""
+    bound = 1 / math.sqrt(width)
+    return torch.empty(count, width).uniform_(-bound, bound, generator=gen)
 
 
 class LinearHead(Head):
@@ -54,11 +61,11 @@ class RowsHead(Head):
     per_class = 1
     """rows per class"""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, scale: float = 1.0) -> None:
         super().__init__()
         self.old = nn.Parameter(torch.empty(0, width))
         self.new = nn.Parameter(torch.empty(0, width))
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(torch.full((), scale))
 
     def rows(self) -> Tensor:
         """The rows of all classes, old ones first."""
@@ -103,8 +110,7 @@ class CosineHead(RowsHead):
 
     def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
         """From U(±1/√d)."""
-        bound = 1 / math.sqrt(width)
-        return torch.empty(count, width).uniform_(-bound, bound, generator=gen)
+        return draw_rows(count, width, gen)
 
     def directions(self, h: Tensor, y: Tensor, gen: torch.Generator) -> Tensor:
         """The direction of the mean of the normalised embeddings of each class."""
@@ -114,6 +120,53 @@ class CosineHead(RowsHead):
         """The logits of a batch of embeddings, and the cosines."""
         cos = F.normalize(h, dim=1) @ F.normalize(self.rows(), dim=1).T
         return self.scale * cos, {"cos": cos}
+
+
+class RotationHead(CosineHead):
+    """Cosine classifier; and after two residual blocks on the last stage output, one of four rotations (SPB-I)."""
+
+    def __init__(self, width: int, scale: float = 1.0) -> None:
+        super().__init__(width, scale)
+        self.blocks = nn.Sequential(Block(width, width, 1, True), Block(width, width, 1, True))
+        self.turns = nn.Parameter(torch.empty(4, width))
+        self.turn_scale = nn.Parameter(torch.full((), scale))
+
+    def widen(self, new: int, gen: torch.Generator) -> None:
+        """Add rows for `new` classes; at first, initialise the rest too."""
+        if not len(self.rows()):
+            initialise_convolutions(self.blocks, gen)
+            with torch.no_grad():
+                self.turns.copy_(self.first_rows(4, self.turns.shape[1], gen))
+        super().widen(new, gen)
+
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch, and those of its rotations."""
+        z, extra = super().forward(h, maps)
+        seen = self.blocks(maps[-1].to(h.dtype)).mean((2, 3))
+        turns = self.turn_scale * F.normalize(seen, dim=1) @ F.normalize(self.turns, dim=1).T
+        return z, {**extra, "turns": turns}
+
+
+class PerspectiveHead(RowsHead):
+    """Four cosine classifiers, each for a quarter of the batch, with one learned scale, or with one `each` (SPB-M)."""
+
+    per_class = 4
+
+    def __init__(self, width: int, scale: float = 1.0, each: bool = False) -> None:
+        super().__init__(width, scale)
+        if each:
+            self.scale = nn.Parameter(torch.full((4, 1, 1), scale))
+
+    def first_rows(self, count: int, width: int, gen: torch.Generator) -> Tensor:
+        """From U(±1/√d)."""
+        return draw_rows(count, width, gen)
+
+    def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits of a batch of four copies, stacked: each copy's by its own classifier."""
+        d = h.shape[1]
+        rows = F.normalize(self.rows(), dim=1).view(-1, 4, d)
+        cos = torch.einsum("vbd,cvd->vbc", F.normalize(h, dim=1).view(4, -1, d), rows)
+        return (self.scale * cos).flatten(0, 1), {"cos": cos.flatten(0, 1)}
 
 
 class ProxyHead(RowsHead):
