@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import warnings
 from dataclasses import replace
@@ -24,6 +25,7 @@ from equipoise import (
     Balanced,
     Batch,
     Crop,
+    Finetune,
     Group,
     ILBaseline,
     Learner,
@@ -41,7 +43,7 @@ from equipoise.data.images import Images
 from equipoise.data.randomness import generator
 from equipoise.engine.batches import Batches
 from equipoise.engine.sgd import Trained, compute_gradient, select_weights, sgd_
-from equipoise.engine.train import Epoch, Position
+from equipoise.engine.train import Epoch, Position, Training
 from equipoise.nets import Net
 from equipoise.nets.backbones import SmallNet
 from equipoise.nets.heads import LinearHead
@@ -924,3 +926,18 @@ def test_all_of_it_goes_on_after_a_stop(last: Any) -> None:
         assert torch.equal(s.state["mean"], whole.state["mean"])
         assert all(torch.equal(v, whole.net.state_dict()[k]) for k, v in s.net.state_dict().items())
         assert all(torch.equal(v, at.momentum[k]) for k, v in position.momentum.items())
+
+
+@pytest.mark.parametrize("last", ["joined", "short"])
+def test_what_training_took_is_freed_when_it_ends(last: Any) -> None:
+    """And not when Python happens to look for cycles: on a GPU that is another net, its momentum and the images."""
+    gen = generator(3)
+    x, y = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8, generator=gen), torch.arange(40) % 4
+    learner = Learner(LUCIR(finetune=Finetune(1)), memory=4, recipe=Recipe(epochs=1, batch=12, last=last))
+    gc.collect()
+    gc.disable()
+    try:
+        learner.learn(x, y).learn(x, y + 4)
+        assert not [one for one in gc.get_objects() if type(one) is Training]
+    finally:
+        gc.enable()

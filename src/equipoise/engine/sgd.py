@@ -58,7 +58,7 @@ def sgd_(groups: Iterable[Trained], grads: Weights, momentum: Weights, recipe: R
             w, g, b = ([part[k] for k in group.weights] for part in (group.weights, grads, momentum))
             if group.lr.is_cuda:  # one pass over memory
                 torch._fused_sgd_(
-                    w, g, b, weight_decay=group.decay, momentum=recipe.momentum, lr=group.lr,
+                    w, g, b if recipe.momentum else [], weight_decay=group.decay, momentum=recipe.momentum, lr=group.lr,
                     dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
                 )  # fmt: skip
                 continue

@@ -170,18 +170,19 @@ class Training:
 
     def _make_sources(self) -> list[Batches]:
         """The stream of batches and, if epochs end with a short batch, the stream of those."""
-        recipe, name = self.stage.recipe, self.stage.name
+        recipe, name, size = self.stage.recipe, self.stage.name, self.stage.recipe.batch
+        method, s = self.method, self.s  # not `self`: a cycle would keep all of this until the next garbage collection
 
         def order(gen: torch.Generator) -> Tensor:
-            return self.method.epoch(self.s, gen, recipe.batch)
+            return method.epoch(s, gen, size)
 
-        train = self._make_batches(name, recipe.batch, order)
-        self.rest = train.length % train.size
-        if recipe.last == "joined" or not self.rest:
+        train = self._make_batches(name, size, order)
+        self.rest = rest = train.length % train.size
+        if recipe.last == "joined" or not rest:
             return [train]
         return [
-            self._make_batches(name, recipe.batch, lambda gen: order(gen)[: -self.rest]),
-            self._make_batches(name, self.rest, lambda gen: order(gen)[-self.rest :], "augment the rest"),
+            self._make_batches(name, size, lambda gen: order(gen)[:-rest]),
+            self._make_batches(name, rest, lambda gen: order(gen)[-rest:], "augment the rest"),
         ]
 
     # An epoch ------------------------------------------------------------------------------------------------
