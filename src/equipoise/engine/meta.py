@@ -84,9 +84,9 @@ def influence(adapt: Adapt, method: Method, objective: Objective, s: Step, b: Ba
     loss = objective(at_alpha, b._replace(out=copy))
     (slope,) = torch.autograd.grad(loss, alpha, create_graph=True)
     u = torch.autograd.grad(slope, leaves, allow_unused=True)
-    reached = [(part, du) for part, du in zip(parts, u) if du is not None and part.requires_grad]
-    through, by = [part for part, _ in reached], [du for _, du in reached]
-    return list(torch.autograd.grad(through, list(weights.values()), by, retain_graph=True, materialize_grads=True))
+    # The gradient of ⟨out, u⟩ is that from u. torch.autograd.grad takes u too, but then imports sympy, for a second.
+    products = [(part * du).sum() for part, du in zip(parts, u) if du is not None and part.requires_grad]
+    return list(torch.autograd.grad(products, list(weights.values()), retain_graph=True, materialize_grads=True))
 
 
 def hyper_gradient(d_alpha: Weights, v: Weights, groups: list[Trained]) -> Tensor:
