@@ -124,9 +124,10 @@ def printed_distance(maps: list[Tensor], before: list[Tensor]) -> Tensor:
 class Pooled(torch.autograd.Function):
     """Squared activations summed over width and over height, of every stage (stages, images, numbers).
 
-    Stages that give fewer numbers than others are filled up with zeros, which change no length and no distance. Sums
-    read a map as it is, without a copy in another precision. Channels come last, as they lie in the memory of a GPU,
-    where sums across that order took three times as long. It can be differentiated once, and not by `torch.func`.
+    Stages that give fewer numbers than others are filled up with zeros, which change no length and no distance. On a
+    GPU, norms read a map as it is, without a copy in another precision; on a CPU they take up to twenty times as long
+    as sums of a copy. Channels come last, as they lie in the memory of a GPU, where sums across that order took three
+    times as long. It can be differentiated once, and not by `torch.func`.
     """
 
     @staticmethod
@@ -137,9 +138,13 @@ class Pooled(torch.autograd.Function):
         kind = torch.promote_types(maps[0].dtype, torch.float32)
         sums = torch.zeros(len(maps), len(maps[0]), numbers, dtype=kind, device=maps[0].device)
         for row, x in zip(sums, maps):
+            squares = x.to(kind).square() if x.is_cpu else None
             for part, dim in zip(_parts(row, x), (2, 1)):
-                torch.linalg.vector_norm(x.permute(0, 2, 3, 1), dim=dim, dtype=kind, out=part)
-        return sums.square_()
+                if squares is not None:
+                    torch.sum(squares.permute(0, 2, 3, 1), dim, out=part)
+                else:
+                    torch.linalg.vector_norm(x.permute(0, 2, 3, 1), dim=dim, dtype=kind, out=part)
+        return sums if maps[0].is_cpu else sums.square_()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
