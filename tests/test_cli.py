@@ -47,6 +47,8 @@ from equipoise.data.datasets import COUNTS, SHAPES
 from equipoise.errors import UsageError
 from equipoise.files import MANIFEST
 from equipoise.method import Method
+from equipoise.methods.around import Around
+from equipoise.methods.dde import DDE
 from equipoise.remedies import REMEDIES, OldImages, Remedy
 from equipoise.runs import command as commands
 from equipoise.runs.plan import resolve
@@ -334,6 +336,31 @@ def test_the_command_of_each_method_with_each_remedy_is_that_run(method, remedy)
     )
     protocol = Protocol(20, 16, "natural", "0", "random")
     assert_round_trip(Run(one, Data("cifar100", 0.1, 0.25), protocol, recipe), Machine("cpu", "fp32", "eager"))
+
+
+@pytest.mark.parametrize(("method", "remedy"), COMBINATIONS)
+def test_settings_without_effect_are_in_no_command(method, remedy):
+    """Those of a fine-tuning that the remedy replaces, and milestones where the schedule has none."""
+
+    def tune(one):
+        if isinstance(one, Around):
+            return dataclasses.replace(one, host=tune(one.host))
+        own = {"finetune": dataclasses.replace(one.finetuning(), epochs=0, lr=0.3)} if one.finetuning() else {}
+        return dataclasses.replace(one, **own)
+
+    one = tune(changed(methods.find_method(method)())).with_remedy(changed(REMEDIES[remedy]()))
+    for schedule in ("cosine", "cosine-late", "steps"):
+        recipe = Recipe(epochs=7, schedule=schedule, milestones=(0.25,), decay=0.3)
+        assert_round_trip(Run(one, Data("digits"), Protocol(memory="total:40"), recipe))
+
+
+def test_a_run_that_only_python_can_set_has_no_command():
+    tuned = LUCIR(finetune=Finetune(5, milestones=(0.2,))), LUCIR(BalancedFinetuning(Finetune(5)))
+    for method in (*tuned, DDE(LUCIR(imprint=False))):
+        with pytest.raises(UsageError, match=r"^(milestones|distil|imprint) can be set in Python only"):
+            commands.write_command(Run(method, Data("digits")))
+    with pytest.raises(UsageError, match="unknown data set 'mine'"):
+        commands.write_command(Run(data=Data("mine")))
 
 
 def test_the_fine_tuning_of_a_command():

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ..data.datasets import COUNTS, PLANNED, SHAPES
+from ..data.datasets import COUNTS
+from ..errors import UsageError
 from ..method import Method
 from ..methods.around import Around
 from ..remedies import Remedy
 from ..settings import digest, to_plain
-from ..step import plan_for
 from .settings import Data, Machine, Protocol, Run
 
 
@@ -29,13 +29,15 @@ NO_FLAGS_OF_A_HOST = (bool, str)
 def list_flags(value: Any, default: Any, prefix: str = "", without: tuple[type, ...] = ()) -> Iterator[str]:
     """The flags of all fields that differ from the default; those of a nested dataclass are prefixed by its field.
 
-    None for values of the types `without`.
+    Refuses fields that have no flag, as values of the types `without` have none. A remedy and a host have their own.
     """
     for f in fields(value):
         one, other = getattr(value, f.name), getattr(default, f.name)
         flag = name_flag(f.name, f.metadata)
-        if one == other or flag is None or isinstance(one, (Method, Remedy, *without)):
+        if one == other or isinstance(one, Remedy) or (isinstance(one, Method) and isinstance(value, Around)):
             continue
+        if flag is None or isinstance(one, (Method, *without)):
+            raise UsageError(f"{f.name.replace('_', ' ')} can be set in Python only, so that no command is this run")
         if is_dataclass(one) and not isinstance(one, type):
             yield from list_flags(one, other, f"{prefix}{flag}-")
         elif isinstance(other, bool):
@@ -46,7 +48,12 @@ def list_flags(value: Any, default: Any, prefix: str = "", without: tuple[type, 
 
 
 def write_command(run: Run, machine: Machine = Machine()) -> str:
-    """The command of a run: always the main flags, others only where they differ from the default."""
+    """The command of a run: always the main flags, others only where they have an effect and differ from the default.
+
+    Refuses a run with settings or data that only Python has.
+    """
+    recipe = run.default_recipe
+    run = run.reset_unused(recipe)
     method, data, protocol = run.method, run.data, run.protocol
     half = len(COUNTS.get(data.name, ())) // 2
     words = [
@@ -68,10 +75,8 @@ def write_command(run: Run, machine: Machine = Machine()) -> str:
         *list_flags(protocol, Protocol(protocol.base, protocol.steps, memory=protocol.memory)),
         *list_flags(machine, Machine()),
         *("--seed", str(run.seed)),
+        *list_flags(run.recipe, recipe),
     ]
-    shapes = SHAPES | PLANNED
-    if run.recipe is not None and data.name in shapes:
-        words += list_flags(run.recipe, method.recipe(plan_for(shapes[data.name])))
     return shlex.join(words)
 
 

@@ -41,15 +41,15 @@ Work = list[list[Training]]
 def resolve(run: Run, classes: int, shape: Shape) -> Run:
     """The run with all defaults filled in, for a data set with so many classes and images of this shape.
 
-    Equal resolved runs are the same run, on any machine.
+    Equal resolved runs are the same run, on any machine. Settings without effect get their defaults.
     """
     p = run.protocol
     base = p.base if p.base is not None else classes // 2
     sizes = split_classes(classes, base, 5 if p.steps is None else p.steps)
     protocol = replace(p, base=base, steps=len(sizes) - 1, order=str(p.order), memory=str(Budget.parse(p.memory)))
     data = replace(run.data, validation=float(run.data.validation), brightness=float(run.data.brightness))
-    recipe = run.recipe or run.method.recipe(Plan(0, sizes[:1], shape))
-    return replace(run, data=data, protocol=protocol, recipe=recipe, seed=int(run.seed))
+    run = run.reset_unused(run.method.recipe(Plan(0, sizes[:1], shape)))
+    return replace(run, data=data, protocol=protocol, seed=int(run.seed))
 
 
 def compute_sizes(run: Run, classes: int) -> tuple[int, ...]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from ..data.augment import Crop
-from ..errors import check
+from ..data.datasets import PLANNED, SHAPES
+from ..errors import check, make_unknown_error
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
-from ..step import Recipe
+from ..step import Recipe, plan_for
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,21 @@ class Run:
 
     def __post_init__(self) -> None:
         check("seed", self.seed, least=0, whole=True)
+
+    @property
+    def default_recipe(self) -> Recipe:
+        """Its method's own recipe for images of its data set."""
+        shapes = SHAPES | PLANNED
+        if self.data.name not in shapes:
+            raise make_unknown_error("data set", self.data.name, shapes)
+        return self.method.recipe(plan_for(shapes[self.data.name]))
+
+    def reset_unused(self, default: Recipe) -> Run:
+        """The same run with the defaults of settings that have no effect; `default` is the recipe of its method."""
+        recipe = self.recipe or default
+        if recipe.schedule != "steps":
+            recipe = replace(recipe, milestones=default.milestones, decay=default.decay)
+        return replace(self, method=self.method.reset_finetuning(), recipe=recipe)
 
 
 @dataclass(frozen=True)
