@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise import SPB, SPBI, SPBM, Balanced, Learner, Meta, Method, Recipe, Relaxed, Stage, UsageError
-from equipoise.cli.request import make_default_request
+from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import load
 from equipoise.data.images import Images
 from equipoise.data.randomness import generator
@@ -24,7 +24,6 @@ from equipoise.learner.state import new_net
 from equipoise.methods.spb_i import rotate
 from equipoise.nets import Batch, Net, Out
 from equipoise.nets.heads import PerspectiveHead, RotationHead
-from equipoise.runs.settings import Run
 from equipoise.step import Learned, Plan
 
 SIZES = (3, 2, 2)
@@ -265,8 +264,7 @@ def test_later_steps_are_shorter_and_the_backbone_is_slower() -> None:
 
 def test_it_keeps_no_images_unless_told_and_refuses_where_they_have_no_class() -> None:
     for kind in (SPB, SPBI, SPBM):
-        request = make_default_request(lambda run: run, kind, None, "digits")  # type: ignore[type-var, arg-type]
-        assert isinstance(request, Run) and request.protocol.memory == "0"
+        assert parse_request((kind.name,), "run", Request).run.protocol.memory == "0"
         with pytest.raises(UsageError, match="images from memory have no class"):
             Learner(kind(), 5)
         for method in (kind(classes="all"), kind(Balanced()), kind(Meta())):
