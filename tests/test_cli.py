@@ -447,8 +447,10 @@ def rows(text):
     return [line.split() for line in text.splitlines() if re.match(r" *\d+  ", line)]
 
 
-def test_joint_training_keeps_everything_unless_told_otherwise(capsys):
+def test_joint_training_keeps_everything_and_lwf_nothing_unless_told_otherwise(capsys):
     assert parsed("joint").run.protocol.memory == "all"
+    assert parsed("lwf").run.protocol.memory == "0"
+    assert parsed("lwf", "--memory", "total:2000").run.protocol.memory == "total:2000"
     assert parsed("joint", "--memory", "5").run.protocol.memory == "5"
     assert parsed("lucir").run.protocol.memory == "20"
     assert run_command(["run", "joint", "--dataset", "digits", "--memory", "20"]) == 2

@@ -99,7 +99,7 @@ def assert_identical(a: Learner, b: Learner, tmp: Path) -> None:
 
 BY_LAMBDA = {"standard", "balanced", "relaxed", "meta"}
 TAKES: dict[str, set[str]] = {
-    **{name: set(REMEDIES) for name in ("fine-tuning", "il-baseline", "lucir")},
+    **{name: set(REMEDIES) for name in ("fine-tuning", "il-baseline", "lucir", "lwf")},
     "podnet": BY_LAMBDA | {"memory-oversampling", "class-oversampling"},
     "icarl": set(REMEDIES) - {"balanced-finetuning"},
     **dict.fromkeys(("ncm", "slda"), BY_LAMBDA),

@@ -15,6 +15,7 @@ from equipoise import Balanced, BalancedFinetuning, ICaRL, ILBaseline, Learner, 
 from equipoise.data.datasets import load
 from equipoise.data.randomness import generator
 from equipoise.nets import Batch, Out
+from equipoise.paper.cells import make_run
 from equipoise.runs.plan import find_base_method, prepare
 from equipoise.runs.settings import Data, Protocol, Run
 from equipoise.step import Learned, Plan
@@ -164,6 +165,11 @@ def test_either_kind_of_outputs_has_the_recipe_of_its_code() -> None:
     original = ICaRL(outputs="sigmoid").recipe(large)
     assert original.epochs == 60
     assert [original.lr_at(k) for k in (19, 20, 30, 40, 50)] == pytest.approx([2, 0.4, 0.08, 0.016, 0.0032])
+
+
+def test_on_imagenet_the_means_are_of_exemplars_alone() -> None:
+    for dataset, mirror in (("cifar100", True), ("imagenet", False), ("imagenet-subset", False)):
+        assert make_run(ICaRL(), dataset, Protocol()).method == ICaRL(mirror=mirror)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .methods.icarl import ICaRL
     from .methods.il_baseline import ILBaseline
     from .methods.lucir import LUCIR
+    from .methods.lwf import LwF
     from .methods.ncm import NCM
     from .methods.podnet import PODNet
     from .methods.slda import SLDA
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CHOOSE", "DDE", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "Balanced", "BalancedFinetuning", "Batch",
     "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ICaRL",
-    "ILBaseline", "Joint", "Learner", "LossRescaling", "MemoryOversampling", "Meta", "Method", "Out", "PODNet", "Plan",
-    "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
+    "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling", "Meta", "Method", "Out", "PODNet",
+    "Plan", "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -58,6 +59,7 @@ _METHODS = (
     "icarl",
     "il_baseline",
     "lucir",
+    "lwf",
     "ncm",
     "podnet",
     "slda",

@@ -47,10 +47,11 @@ class ICaRL(Method):
         "large": Recipe(60, lr=2.0, milestones=(1 / 3, 1 / 2, 2 / 3, 5 / 6), decay=0.2, weight_decay=1e-5),
     }
     """recipes for sigmoid outputs"""
+    imagenet: ClassVar = {"mirror": False}
     outputs: Literal["softmax", "sigmoid"] = "softmax"
     """cross-entropy and distillation at temperature 2; or a binary cross-entropy for each class, as in the original"""
     mirror: bool = True
-    """whether the means include the mirrored exemplars; not for ImageNet in the code of LUCIR's authors"""
+    """whether the means include the mirrored exemplars; on ImageNet the code of LUCIR's authors leaves them out"""
 
     def objective(self, s: Step, b: Batch) -> Tensor:
         """L_c + L_d without a factor T², or the sigmoids of iCaRL's algorithm 3."""
