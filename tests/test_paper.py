@@ -481,7 +481,7 @@ def test_methods_are_set_as_the_originals_set_them(id: str, row: str, column: st
 def test_every_method_has_its_settings_for_imagenet_and_so_has_its_host() -> None:
     wrapped = type("Kept", (Around,), {"name": "kept"})
     for kind in methods.find_built_in().values():
-        memory = "all" if kind().least_memory > 100 else "20"
+        memory = kind().default_memory
         for dataset in ("imagenet-subset", "imagenet"):
             run, around = (make_run(m, dataset, Protocol(memory=memory)) for m in (kind(), wrapped(host=kind())))
             run.method.check(Budget.parse(memory).share(100))
