@@ -142,8 +142,7 @@ class Training:
         self.noise_generator = torch.Generator(self.device)
         self.side_stream = SideStream(self.device, "teacher")
         self.sources = self._make_sources()
-        adapt = method.remedy.adapt()
-        self.adapt = adapt if adapt is not None and len(s.held) and stage.images == "all" else None
+        self.adapt = method.remedy.adapt() if len(s.held) and stage.images == "all" else None
         if self.adapt is not None:
             n, most = len(s.held), self.sources[0].which.shape[0] // self.adapt.every + 1
             self.held = self._make_batches("held", self.adapt.batch, lambda gen: s.held[shuffle(n, gen)], most=most)
