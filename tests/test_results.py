@@ -52,18 +52,14 @@ def test_the_readme_shows_what_is_recorded(id: str) -> None:
     assert text in (ROOT / "README.md").read_text()
 
 
-REVERSED = {("table1", "cifar100-25", "il-baseline", "balanced", "meta")}
-"""the authors' Meta is 2.5 points below α = 1 in 25 steps, ours 1.9 above, with joined batches: results/README.md"""
-
-
 @pytest.mark.parametrize(
-    ("id", "least"), [("table1", 48), ("table3", 50), ("table4", 2), ("table5", 28), ("table6", 24)]
+    ("id", "least"), [("table1", 49), ("table3", 50), ("table4", 2), ("table5", 28), ("table6", 24)]
 )
 def test_differences_that_the_paper_claims_have_its_sign(id: str, least: int) -> None:
     """In each column, of all pairs of rows that the paper has more than 2 points apart; `least` were recorded once."""
     table = paper.make_table(id).on("cifar100")
     cells = [cell for row in fill(table, load_records(RESULTS)) if not row.row.quoted for cell in row.cells]
-    pairs, reversed_ = 0, set()
+    pairs, reversed_ = 0, []
     for a, b in itertools.combinations((cell for cell in cells if cell.ours is not None), 2):
         assert a.cell.paper is not None and b.cell.paper is not None and a.ours is not None and b.ours is not None
         claimed = a.cell.paper - b.cell.paper
@@ -71,9 +67,8 @@ def test_differences_that_the_paper_claims_have_its_sign(id: str, least: int) ->
             same = (a.ours - b.ours) * claimed > 0
             pairs += same
             if not same:
-                methods = a.cell.run.method, b.cell.run.method
-                reversed_.add((id, a.cell.column.id, methods[0].name, *(method.remedy.name for method in methods)))
-    assert pairs >= least and reversed_ == {pair for pair in REVERSED if pair[0] == id}
+                reversed_.append((a.cell.column.id, a.cell.run.method, b.cell.run.method))
+    assert pairs >= least and not reversed_
 
 
 def test_the_headline_is_close_to_the_paper() -> None:
@@ -84,15 +79,17 @@ def test_the_headline_is_close_to_the_paper() -> None:
 def test_the_last_batch_is_marked_where_it_decides() -> None:
     """Of LUCIR and PODNet, joined batches are off where 8 images are left and nothing is done about it.
 
-    IL-Baseline's with a loss of the paper are better than its own in 25 steps. Short batches are close everywhere.
+    IL-Baseline's with a loss of the paper are better than its own in 25 steps. Short batches are close everywhere, but
+    for Meta in 25 steps, which is better.
     """
     rows = fill(paper.make_table("batches"), load_records(RESULTS))
     states = {(row.row.name, cell.cell.column.id): cell.state for row in rows for cell in row.cells if cell.found}
     marked = {where: state for where, state in states.items() if state != "close"}
     column = "cifar100-5-joined"
     better = {(f"IL-Baseline, {loss}, 20 kept", "cifar100-25-joined"): "better" for loss in ("Balanced", "Meta")}
+    better |= {("IL-Baseline, Meta, 20 kept", "cifar100-25-short"): "better"}
     assert marked == {("LUCIR, no memory", column): "near", ("PODNet, no memory", column): "off", **better}
-    assert len([where for where in states if where[1].endswith("short")]) >= 16
+    assert len([where for where in states if where[1].endswith("short")]) == 33
 
 
 def test_the_text_of_the_benchmark_shows_what_was_recorded() -> None:
