@@ -16,20 +16,19 @@ from ..settings import list_changes
 from ..step import plan_for
 from .beyond import batches, bounds, costs, separated
 from .cells import DATASETS, Cell, Table
-from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6
+from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6, text
 
 __all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_on_digits"]
 
-MAKERS: dict[str, Callable[[], Table]] = {
-    make.__name__: make
-    for make in (table1, table2, table3, table4, table5, table6, confusion, epsilon, batches, separated, bounds, costs)
-}
+PRINTED = (table1, table2, table3, table4, table5, table6, confusion, epsilon, text)
+BEYOND = (batches, separated, bounds, costs)
+MAKERS: dict[str, Callable[[], Table]] = {make.__name__: make for make in (*PRINTED, *BEYOND)}
 
 
 def make_table(name: str) -> Table:
     """The table of this name."""
     if name not in MAKERS:
-        raise make_unknown_error("table or figure", name, MAKERS)
+        raise make_unknown_error("table or figure", name, [*MAKERS, "claims"])
     return MAKERS[name]()
 
 

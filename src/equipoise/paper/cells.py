@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ..data.datasets import PLANNED, SHAPES
 from ..method import Method
@@ -15,8 +18,23 @@ from ..methods.ncm import NCM
 from ..methods.podnet import PODNet
 from ..methods.slda import SLDA
 from ..remedies import Balanced, Meta, Relaxed
+from ..runs.plan import read_run
 from ..runs.settings import Data, Protocol, Run
 from ..step import Recipe, plan_for
+
+
+def sum_steps(result: Mapping[str, Any], name: str) -> float:
+    """The sum of a value over all steps after the base step."""
+    return float(sum(step.get(name, 0.0) for step in result["steps"][1:]))
+
+
+def scale_training(result: Mapping[str, Any]) -> float:
+    """Seconds of training, scaled to the method's own number of epochs, plus those of later stages as measured."""
+    run = read_run(result["run"])
+    assert run.recipe is not None
+    longer = run.method.recipe(plan_for(SHAPES[run.data.name])).epochs / run.recipe.epochs
+    return sum_steps(result, "training_seconds") * longer + sum_steps(result, "refitting_seconds")
+
 
 METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "average": lambda result: result["average_incremental_accuracy"],
@@ -24,8 +42,17 @@ METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "final": lambda result: result["final"]["top1"],
     "final base": lambda result: result["final"]["base"],
     "final new": lambda result: result["final"]["new"],
+    "base step": lambda result: result["steps"][0]["top1"],
+    "first step": lambda result: result["steps"][1]["top1"],
+    "first steps": lambda result: float(np.mean([step["top1"] for step in result["steps"][1:4]])),
+    "seconds": scale_training,
+    "training MiB": lambda result: result["steps"][1].get("training_mib") or math.nan,
 }
-"""the values of a result: averages are over all steps, `final` is after the last, on all, base or later classes"""
+"""the values of a result: averages are over all steps, `final` is after the last, on all, base or later classes; the
+first steps are those after the base step, one or three; MiB are of a GPU at its peak"""
+
+TIMED = ("seconds", "training MiB")
+"""the metrics that depend on the machine"""
 
 DATASETS = {"cifar100": "CIFAR-100", "imagenet-subset": "ImageNet-Subset", "imagenet": "ImageNet", "digits": "digits"}
 """the titles of the data sets; digits is not in the paper: `rehearse_on_digits` puts it in place of CIFAR-100"""

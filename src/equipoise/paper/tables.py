@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ..method import Method
 from ..methods import find_remedy
+from ..methods.bounds import Joint
 from ..methods.il_baseline import ILBaseline
+from ..methods.lucir import LUCIR
+from ..methods.podnet import PODNet
 from ..remedies import Balanced, Meta, Relaxed
-from ..runs.settings import Protocol
+from ..runs.settings import Protocol, Run
 from .cells import (
     DATASETS,
     IL,
@@ -24,7 +28,7 @@ from .cells import (
     make_run,
     make_three_cells,
 )
-from .published import CONFUSION, EPSILONS, TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, TABLE6, parse_numbers
+from .published import CONFUSION, EPSILONS, TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, TABLE6, TEXT, parse_numbers
 
 
 def build_rows(
@@ -110,6 +114,43 @@ def confusion() -> Table:
     columns = {make_column("final", "cifar100", "CIFAR-100"): Protocol(steps=5, memory="20")}
     caption = "Final accuracy of the three confusion matrices: half of the classes, then 5 steps, 20 images kept"
     return Table("confusion", "Confusion matrices", caption, build_rows(CONFUSION, columns), figure=True)
+
+
+def text() -> Table:
+    """What the text says of runs, and no table has."""
+    columns = [
+        make_column(metric, dataset, DATASETS[dataset])
+        for dataset, metrics in (
+            ("imagenet-subset", ("base step", "final base", "final new", "final", "average")),
+            ("imagenet", ("final", "average")),
+        )
+        for metric in metrics
+    ]
+    without, kept, all_kept = (Protocol(steps=5, memory=memory) for memory in ("0", "20", "all"))
+    ten = Protocol(base=100, steps=9, memory="total:20000")
+    runs = {
+        "LUCIR, 5 steps, no memory": make_run(LUCIR(), "imagenet-subset", without),
+        "LUCIR, Balanced, 5 steps, no memory": make_run(LUCIR(Balanced()), "imagenet-subset", without),
+        "PODNet, Relaxed ε 1%, 5 steps, no memory": make_run(PODNet(Relaxed("1%")), "imagenet-subset", without),
+        "PODNet, Balanced, 5 steps, 20 kept": make_run(PODNet(Balanced()), "imagenet", kept),
+        "LUCIR, ten equal steps": make_run(LUCIR(), "imagenet", ten),
+        "LUCIR, Balanced, ten equal steps": make_run(LUCIR(Balanced()), "imagenet", ten),
+        "LUCIR without fine-tuning, ten equal steps": without_finetuning(make_run(LUCIR(), "imagenet", ten)),
+    }
+    rows = [
+        Row(name, tuple(Cell(c, value, runs[name]) for c, value in zip(columns, values) if value is not None))
+        for name, values in parse_numbers(TEXT)
+    ]
+    final = next(column for column in columns if column.id == "imagenet-final")  # it says by how much that is higher
+    rows.append(Row("joint training, 5 steps", (Cell(final, None, make_run(Joint(), "imagenet", all_kept)),)))
+    caption = "What the paper's text says of runs, and no table has; ten equal steps are those of table 2"
+    return Table("text", "Numbers of the text", caption, tuple(rows))
+
+
+def without_finetuning(run: Run) -> Run:
+    """The run of LUCIR or PODNet without fine-tuning."""
+    assert isinstance(run.method, LUCIR | PODNet)
+    return replace(run, method=replace(run.method, finetune=replace(run.method.finetune, epochs=0)))
 
 
 def epsilon() -> Table:

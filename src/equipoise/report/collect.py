@@ -12,6 +12,7 @@ from ..paper import Table
 from ..paper.match import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
 from ..runs.command import write_command
 from ..runs.plan import read_run
+from ..runs.record import find_computer
 from ..settings import flatten
 from .costs import make_costs
 from .grid import Grid
@@ -20,7 +21,6 @@ from .tables import WHY_JOINED, explain_joined
 from .words import (
     describe_changes,
     describe_reused,
-    find_computer,
     find_machine,
     find_method_title,
     format_protocol,

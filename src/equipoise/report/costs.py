@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ..data.datasets import SHAPES
 from ..paper import Table
+from ..paper.cells import scale_training, sum_steps
 from ..paper.match import Filled, FilledRow
-from ..runs.record import Result
-from ..step import plan_for
+from ..runs.record import find_computer
 from .grid import Grid, Line, Shown
-from .words import find_computer
 
 COLUMNS = (
     "epochs",
@@ -54,7 +52,7 @@ def time_row(name: str, cells: Mapping[str, Filled]) -> list[str]:
     rival = cells.get(name.split(",")[0].split(" with")[0] + ", Balanced")
     times = "–"
     if rival is not None and rival.found and find_computer(rival.found[0].result) == find_computer(result):
-        times = f"{scale_training(cells[name]) / scale_training(rival):.2f}"
+        times = f"{scale_training(result) / scale_training(rival.found[0].result):.2f}"
     first = result["steps"][1] if len(result["steps"]) > 1 else {}
     peaks = first.get("training_mib"), result["machine"].get("peak_memory_mib")
     return [
@@ -66,20 +64,6 @@ def time_row(name: str, cells: Mapping[str, Filled]) -> list[str]:
         *("–" if peak is None else f"{peak:,.0f}" for peak in peaks),
         find_computer(result),
     ]
-
-
-def scale_training(cell: Filled) -> float:
-    """Seconds of training, scaled to the method's own number of epochs, plus those of later stages."""
-    assert cell.cell.run is not None
-    run, result = cell.cell.run, cell.found[0].result
-    epochs = run.method.recipe(plan_for(SHAPES[run.data.name])).epochs
-    longer = epochs / int(result["run"]["recipe"]["epochs"])
-    return sum_steps(result, "training_seconds") * longer + sum_steps(result, "refitting_seconds")
-
-
-def sum_steps(result: Result, name: str) -> float:
-    """The sum of a value over all steps after the base step."""
-    return float(sum(step.get(name, 0.0) for step in result["steps"][1:]))
 
 
 def strip_number(text: str) -> str:

@@ -169,12 +169,6 @@ def find_machine(result: Result) -> Machine:
     return Machine(precision=precision, engine=engine or "auto")  # type: ignore[arg-type]
 
 
-def find_computer(result: Result) -> str:
-    """The computer of a result."""
-    machine = result["machine"]
-    return str(machine.get("gpu") or machine.get("cpu") or "unknown")
-
-
 def describe_reused(reused: Mapping[str, Any] | None) -> str:
     """Which steps were reused; empty if none."""
     if not reused:

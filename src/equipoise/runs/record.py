@@ -61,6 +61,12 @@ def read_results(folders: Iterable[Path]) -> dict[Path, Result]:
     return found
 
 
+def find_computer(result: Result) -> str:
+    """The computer of a result."""
+    machine = result["machine"]
+    return str(machine.get("gpu") or machine.get("cpu") or "unknown")
+
+
 def find_fault(result: Result) -> str | None:
     """The first fault in a record; None if there is none."""
     for name, kind in PARTS.items():
