@@ -34,8 +34,9 @@ tried() { # what else was tried where a cell was off
   $equipoise run lucir --no-imprint --dataset cifar100 --steps 5 --memory 0 --out results/tried/lucir-no-imprint
 }
 
-report() { # tables, figures and the page, from the records
+report() { # tables, figures and the page, from the records; and what these say of the paper's claims
   $equipoise report results --out results/report
+  $equipoise paper claims --no-run --format markdown > docs/claims.md
 }
 
 for stage in "${@:-bench alone tried tables choice precision report}"; do

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from equipoise import paper
+from equipoise.paper.claims import find_cells
 from equipoise.paper.match import fill, load_records
 from equipoise.report import grid, report
+from equipoise.report.claims import judge_claims, write_claims
 from equipoise.report.collect import collect_data
 from equipoise.report.tables import make_grid
 
@@ -42,6 +44,13 @@ def test_the_committed_report_is_what_the_records_give(made: Path) -> None:
     for path in ours:
         if path.suffix != ".png":  # pixels depend on the fonts of a machine: of a picture, its numbers are compared
             assert (made / path).read_bytes() == (committed / path).read_bytes(), f"{path}: equipoise report results"
+
+
+def test_the_page_of_claims_is_what_the_records_give() -> None:
+    records = load_records(RESULTS)
+    cells = find_cells((table, fill(table, records)) for table in paper.make_tables())
+    again = "equipoise paper claims --no-run --format markdown > docs/claims.md"
+    assert (ROOT / "docs" / "claims.md").read_text() == write_claims(judge_claims(cells)), again
 
 
 @pytest.mark.parametrize("id", ["table1", "table3", "table5", "table6"])

@@ -20,7 +20,9 @@ def do_paper(f: Paper) -> None:
     seeds, machine = 1 if f.seeds is None else f.seeds, Machine(device=f.device)
     options = Options(f.data, parse_store(f.store), f.checkpoint)
     resolve_device(f.device)
-    tables = reproduce.choose_tables(f.names, f.dataset, f.rows)
+    named = [name for name in f.names if name != "claims"]
+    shown = reproduce.choose_tables(named, f.dataset, f.rows) if named or not f.names else []
+    tables = shown + (reproduce.choose_for_claims(f.dataset, f.rows) if "claims" in f.names else [])
     console = make_console()
     if not f.results.exists():
         print(f"{f.results} does not exist: nothing is recorded yet", file=sys.stderr)
@@ -38,7 +40,9 @@ def do_paper(f: Paper) -> None:
             on = on if f.workers is None else replace(on, workers=f.workers)
             jobs = reproduce.reproduce(tables, f.results, seeds, machine, on)
         records = reproduce.read_results(f.results)
-        reproduce.print_tables(tables, records, f.seeds, f.format, f.commands)
+        reproduce.print_tables(shown, records, f.seeds, f.format, f.commands)
+        if "claims" in f.names:
+            reproduce.print_claims(records, f.seeds, f.format)
     queue.report_failures(jobs)
     if not f.no_run:
         reproduce.refuse_planned(tables)

@@ -15,8 +15,10 @@ from rich.table import Table as Rich
 from .. import paper
 from ..errors import RunError, UsageError, format_count, make_unknown_error
 from ..paper import Table
+from ..paper.claims import CLAIMS, find_cells, restrict_tables
 from ..paper.match import NONE, Records, fill, find_missing_data, find_missing_runs, list_runs, load_records
 from ..report import grid
+from ..report.claims import judge_claims, make_claims_grid, write_claims
 from ..report.tables import make_grid
 from ..report.terminal import make_console
 from ..runs import estimate, queue
@@ -51,6 +53,16 @@ def choose_tables(names: Sequence[str], dataset: str | None, rows: str | None) -
     if not tables:
         raise UsageError(f"{' and '.join(names) or 'the paper'} has nothing on {dataset}: leave out --dataset")
     return tables
+
+
+def choose_for_claims(dataset: str | None, rows: str | None) -> list[Table]:
+    """The parts of the tables by which the paper's claims are judged; with a data set, its cells."""
+    if rows is not None or dataset == "digits":
+        raise UsageError("claims are of the paper's own rows and data sets: leave out --rows and --dataset digits")
+    if dataset is not None and dataset not in paper.DATASETS:
+        raise make_unknown_error("data set", dataset, paper.DATASETS)
+    tables = restrict_tables(paper.make_tables(), CLAIMS)
+    return tables if dataset is None else [part for table in tables if (part := table.on(dataset)).rows]
 
 
 def match_rows(words: str, known: Sequence[str]) -> set[str]:
@@ -151,9 +163,13 @@ def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machin
 
 def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, form: str, commands: bool) -> None:
     """Print measured and published numbers side by side, in the given format."""
+    print_grids([make_grid(table, fill(table, records, seeds)) for table in tables], form, commands)
+
+
+def print_grids(grids: Sequence[grid.Grid], form: str, commands: bool) -> None:
+    """Print tables in the given format."""
     console, head = make_console(), None
-    for table in tables:
-        made = make_grid(table, fill(table, records, seeds))
+    for made in grids:
         if form == "csv":  # tables with the same fields share one header
             lines = made.numbers[1:] if made.numbers[0] == head else made.numbers
             head = made.numbers[0]
@@ -165,6 +181,15 @@ def print_tables(tables: Sequence[Table], records: Records, seeds: int | None, f
             console.print(grid.render_terminal(made))
             for line in made.commands if commands else ():
                 console.print(line, soft_wrap=True, highlight=False)
+
+
+def print_claims(records: Records, seeds: int | None, form: str) -> None:
+    """Print the paper's claims and what the records say of them, in the given format."""
+    verdicts = judge_claims(find_cells((table, fill(table, records, seeds)) for table in paper.make_tables()))
+    if form == "markdown":
+        print(write_claims(verdicts), end="")
+    else:
+        print_grids([make_claims_grid(verdicts)], form, commands=False)
 
 
 def refuse_planned(tables: Sequence[Table]) -> None:

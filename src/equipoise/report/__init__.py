@@ -9,8 +9,10 @@ from typing import Any
 from .. import paper
 from ..errors import DataError
 from ..files import check_folder, claim_folder, remove_stale, write_file
+from ..paper.claims import find_cells
 from ..paper.match import fill, load_records
 from . import grid
+from .claims import judge_claims, make_claims_grid
 from .collect import collect_data
 from .grid import Grid
 from .page import render_page
@@ -27,12 +29,11 @@ def report(results: Path, out: Path) -> list[Path]:
     if not records.found:
         raise DataError(f"{results} holds no result of a run: make some with equipoise paper, or name another folder")
     data = collect_data(records)
-    grids = [
-        (table, make_grid(table, fill(table, records))) for table in (t.on(*DATASETS) for t in paper.make_tables())
-    ]
-    grids = [(table, made) for table, made in grids if data["costs"] or not table.alone]
-    texts = {"README.md": write_markdown(data, [made for table, made in grids if not table.figure])}
-    for _, made in grids:
+    filled = [(table, fill(table, records)) for table in (t.on(*DATASETS) for t in paper.make_tables())]
+    grids = [(table, make_grid(table, rows)) for table, rows in filled if data["costs"] or not table.alone]
+    claims = make_claims_grid(judge_claims(find_cells(filled)))
+    texts = {"README.md": write_markdown(data, [*(made for table, made in grids if not table.figure), claims])}
+    for made in [*(made for _, made in grids), claims]:
         texts[f"tables/{made.id}.md"] = grid.render_markdown(made, commands=True)
         texts[f"tables/{made.id}.tex"] = grid.render_latex(made, commands=True)
         texts[f"tables/{made.id}.csv"] = grid.write_csv(made.numbers)

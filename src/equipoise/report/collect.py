@@ -9,11 +9,13 @@ from typing import Any
 from .. import __version__, paper
 from ..errors import EquipoiseError
 from ..paper import Table
+from ..paper.claims import find_cells
 from ..paper.match import ONE, SEVERAL, Filled, FilledRow, Found, Records, fill
 from ..runs.command import write_command
 from ..runs.plan import read_run
 from ..runs.record import find_computer
 from ..settings import flatten
+from .claims import collect_claims, judge_claims
 from .costs import make_costs
 from .grid import Grid
 from .series import MAIN, make_figures, note_joined
@@ -52,6 +54,7 @@ def collect_data(records: Records) -> dict[str, Any]:
         "of every class kept, or none." + note_joined(row.cells[0] for id in MAIN for row in filled[id][1]),
         "headline": collect_headline(filled),
         "tables": [collect_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
+        "claims": collect_claims(judge_claims(find_cells(filled.values()))),
         "figures": list(make_figures(filled)),
         "costs": collect_costs(make_costs(*filled["costs"]))
         if any(r.cells[0].found for r in filled["costs"][1])

@@ -21,6 +21,9 @@ TYPESET = {letter: f"\\{letter}" for letter in "&%_#$"} | {"α": r"$\alpha$", "�
 TYPESET |= {"−": "$-$", "–": "--", " ± ": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "ʲ": "$^{j}$"}
 """what LaTeX would take for a command, and letters that it has commands for"""
 
+NAMES = {False: "l", True: r"p{0.5\linewidth}"}
+"""LaTeX's column of the names of rows; with sentences, one in which lines are broken"""
+
 
 class Shown(NamedTuple):
     """A cell: its text, and in brackets what it is compared with."""
@@ -52,12 +55,14 @@ class Grid(NamedTuple):
     """what measures the cells, each after what it measures and a colon"""
     numbers: Sequence[Sequence[object]]
     """the lines of the CSV, of which the first names the fields"""
+    sentences: bool = False
+    """whether its rows are sentences, which are broken into lines"""
 
 
 def render_terminal(grid: Grid) -> Rich:
     """A table with a colour for every cell that was measured."""
     made = Rich(box=box.SIMPLE_HEAD)
-    made.add_column("", no_wrap=True)
+    made.add_column("", no_wrap=not grid.sentences, ratio=1 if grid.sentences else None)
     for group, title in grid.columns:
         made.add_column(f"{group}\n{title}".strip(), justify="right")
     for row in grid.rows:
@@ -85,7 +90,7 @@ def render_markdown(grid: Grid, commands: bool = False) -> str:
     for row in grid.rows:
         name = f"*{row.name} (quoted)*" if row.quoted else row.name
         lines.append(f"| {name} | {' | '.join(map(mark, row.cells))} |")
-    if commands:
+    if commands and grid.commands:
         items = [f"- {what}: `{command}`" for what, _, command in (line.rpartition(": ") for line in grid.commands)]
         lines += ["", "<details><summary>The command of each cell</summary>", "", *items, "", "</details>"]
     return "\n".join(lines) + "\n"
@@ -106,7 +111,7 @@ def render_latex(grid: Grid, commands: bool = False) -> str:
         r"\begin{table}",
         rf"  \caption{{{escape(f'{grid.title}. {grid.caption}')}}}",
         rf"  \label{{tab:{grid.id}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
+        rf"  \begin{{tabular}}{{{NAMES[grid.sentences]}{'r' * len(grid.columns)}}}",
         r"    \toprule",
         *([rf"    {above} \\"] if any(groups) else []),
         "    " + "".join(rf" & {escape(title)}" for _, title in grid.columns) + r" \\",

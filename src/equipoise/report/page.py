@@ -50,6 +50,8 @@ def make_sections(data: Plain) -> Iterator[tuple[str, str, object]]:
     if tables:
         titles = {run["id"]: run["title"] for run in runs}
         yield "tables", "Tables", [render_legend(data), [render_paper_table(table, titles) for table in tables]]
+    if data.get("claims"):
+        yield "claims", data["claims"]["title"], render_claims(data["claims"])
     if data["figures"]:
         yield "figures", "Figures", h("div", list(map(render_figure, data["figures"])), class_="figures")
     if data["costs"]:
@@ -193,6 +195,16 @@ def render_plain_table(label: str, columns: Sequence[str], rows: Sequence[Sequen
     heads = [render_header(title or "name", number) for title, number in zip(columns, numeric)]
     body = [h("tr", [cell(i, text) for i, text in enumerate(row)]) for row in rows]
     return render_scroll_box(label, h("table", h("thead", h("tr", heads)), h("tbody", body), class_="plain"))
+
+
+def render_claims(claims: Plain) -> list[Html]:
+    """The claims with their verdicts, and folded below them every check."""
+    rows = []
+    for row, state in zip(claims["rows"], claims["states"]):
+        rows.append([*row[:-1], h("span", h("i", class_="state"), row[-1], class_=f"difference {state}")])
+    table = render_plain_table(claims["title"], claims["columns"], rows)
+    checks = render_plain_table("Every check", claims["check_columns"], claims["checks"])
+    return [h("p", claims["caption"], class_="caption"), table, h("details", h("summary", "Every check"), checks)]
 
 
 def render_legend(data: Plain) -> list[Html | str]:

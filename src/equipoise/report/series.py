@@ -29,6 +29,9 @@ MAIN = ("table1", "table3")
 SHOWN = ("average", "final", "final base", "final new")
 """what is shown by α or by ε: each has one colour in all of these figures"""
 
+FIGURE_3 = ("LUCIR, 5 steps, no memory", "LUCIR, Balanced, 5 steps, no memory")
+"""the rows of the table `text` whose matrices the paper shows"""
+
 BY_CLASSES = {"label": "classes learned", "scale": "linear"}
 
 
@@ -43,7 +46,15 @@ def make_figures(filled: dict[str, tuple[Table, list[FilledRow]]]) -> Iterator[F
     """The paper's figures with any measured number, and the accuracies by step behind its tables."""
     for id, words in zip(MAIN, ("20 images of every class kept", "without memory")):
         yield from chart_steps(*filled[id], words)
-    yield from chart_confusion(filled["confusion"][1])
+    kept = {row.row.name: row.cells[0] for row in filled["confusion"][1]}
+    yield from chart_confusion("confusion", "Confusion", "CIFAR-100 in 5 steps, 20 images of every class kept", kept)
+    none = {row.row.name: row for row in filled["text"][1] if row.row.name in FIGURE_3}
+    yield from chart_confusion(
+        "confusion-no-memory",
+        "Confusion without memory",
+        "ImageNet-Subset in 5 steps, without memory",
+        find_cells(none, "imagenet-subset-final"),
+    )
     yield from chart_weights(filled["table5"][1])
     yield from chart_memory(filled["table4"][1])
     yield from chart_relaxations(filled["epsilon"][1])
@@ -163,17 +174,16 @@ def make_lines(
         yield {"id": id, "kind": "lines", "title": title, "caption": words, "x": x, "series": series}
 
 
-def chart_confusion(rows: Sequence[FilledRow]) -> Iterator[Figure]:
+def chart_confusion(id: str, title: str, words: str, cells: Mapping[str, Filled]) -> Iterator[Figure]:
     """The matrices after the last step, of the first seed."""
-    panels = [{"name": r.row.name, "result": r.cells[0].found[0].result} for r in rows if r.cells[0].found]
+    panels = [{"name": name, "result": cell.found[0].result} for name, cell in cells.items() if cell.found]
     if panels:
         yield {
-            "id": "confusion",
+            "id": id,
             "kind": "confusion",
-            "title": "Confusion",
-            "caption": "How often a class (row) is taken for another (column), after log(1 + x); CIFAR-100 in 5 steps, "
-            "20 images of every class kept. Classes in the order in which they were learned."
-            + note_joined(row.cells[0] for row in rows),
+            "title": title,
+            "caption": f"How often a class (row) is taken for another (column), after log(1 + x); {words}. Classes in "
+            "the order in which they were learned." + note_joined(cells.values()),
             "panels": panels,
         }
 
