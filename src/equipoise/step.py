@@ -271,6 +271,8 @@ class More(NamedTuple):
     """whether to compute the teacher's output for them"""
     pixels: str | None = None
     """name of a tensor of the state (images, channels, height, width), in the order of the memory"""
+    normalised: bool = False
+    """whether those pixels are normalised, as a net normalises its images"""
     drawn: Tensor | None = None
     """random numbers of their augmentation (batches, k, numbers); None to draw new ones"""
 

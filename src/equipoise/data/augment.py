@@ -47,6 +47,11 @@ class Crop:
             drawn.append(torch.randint(0, FINE + 1, (*shape, 1), generator=gen, device=gen.device))
         return torch.cat(drawn, -1)
 
+    def draw_nothing(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """The numbers, in place of random ones, by which images stay as they are."""
+        numbers = [self.pad, self.pad, 0, FINE // 2][: self.random_numbers]
+        return torch.tensor(numbers, device=device).expand(*shape, -1)
+
     def __call__(self, x: Tensor, which: Tensor, drawn: Tensor) -> Tensor:
         """Augment the uint8 images `which` of x by the numbers `drawn`: one gather, without padding x."""
         h, w = x.shape[-2:]

@@ -91,4 +91,9 @@ class SecondStream(Table):
         if more.pixels is not None:
             images = Images(s.state[more.pixels], s.images.y[s.memory])
         super().__init__(images, crop, most, more.where.shape[1])
-        self.more = more
+        self.more, self.mean, self.std = more, s.net.mean, s.net.std
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Return the images, in units of pixels, and the labels of the next batch."""
+        x, y = super().next_batch()
+        return (x * self.std + self.mean if self.more.normalised else x), y

@@ -6,7 +6,7 @@ import torch
 
 from ..method import Method
 from ..nets import Features
-from ..nets.backbones import RESIDUAL, Backbone
+from ..nets.backbones import RESIDUAL, Backbone, ScaledConv2d
 from ..step import Step
 from .cuda_graph import Engine, UnfitError
 
@@ -49,5 +49,6 @@ def has_kernels(backbone: Backbone) -> bool:
     """Whether our kernels support this backbone: a known class, without changes."""
     norms = [m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     default = all(m.eps == 1e-5 and m.momentum == 0.1 and m.affine and m.track_running_stats for m in norms)
+    scaled = any(isinstance(m, ScaledConv2d) for m in backbone.modules())
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
-    return type(backbone) in RESIDUAL and default and not hooked
+    return type(backbone) in RESIDUAL and default and not scaled and not hooked

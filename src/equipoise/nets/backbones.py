@@ -47,8 +47,9 @@ class Backbone(nn.Module):
 def initialise_convolutions(module: nn.Module, gen: torch.Generator) -> None:
     """Initialise convolutions as He et al. (fan out)."""
     for m in module.modules():
-        if isinstance(m, nn.Conv2d):
-            nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu", generator=gen)
+        if isinstance(m, nn.Conv2d | ScaledConv2d):
+            kernel = m.weight if isinstance(m, nn.Conv2d) else m.kernel
+            nn.init.kaiming_normal_(kernel, mode="fan_out", nonlinearity="relu", generator=gen)
 
 
 class SmallNet(Backbone):
@@ -62,6 +63,33 @@ class SmallNet(Backbone):
         for inside, outside, stride in ((channels, 16, 1), (16, 32, 2), (32, 64, 2)):
             conv = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
             self.stages.append(nn.Sequential(conv, nn.BatchNorm2d(outside), nn.ReLU()))
+
+
+class ScaledConv2d(nn.Module):
+    """A convolution whose kernel has a factor for each pair of channels, 1 at first, and an offset for each channel, 0.
+
+    With the kernel frozen, these are what later steps train (Sun et al., 2019: meta-transfer learning).
+    """
+
+    def __init__(self, like: nn.Conv2d) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(like.weight.detach())
+        self.scale = nn.Parameter(torch.ones(*like.weight.shape[:2], 1, 1))
+        self.shift = nn.Parameter(torch.zeros(like.out_channels))
+        self.stride, self.padding = like.stride, like.padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution by the scaled kernel, shifted."""
+        return F.conv2d(x, self.kernel * self.scale, self.shift, self.stride, self.padding)  # type: ignore[arg-type]
+
+
+def add_scales(backbone: Backbone) -> Backbone:
+    """The backbone with a factor and an offset beside each kernel of its convolutions, which have no bias."""
+    for module in list(backbone.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(module, name, ScaledConv2d(child))
+    return backbone
 
 
 class Block(nn.Module):
