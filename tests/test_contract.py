@@ -105,6 +105,7 @@ TAKES: dict[str, set[str]] = {
     **dict.fromkeys(("ncm", "slda"), BY_LAMBDA),
     **dict.fromkeys(("spb", "spb-i", "spb-m"), BY_LAMBDA),
     **{name: {"standard"} for name in ("bic", "joint", "ss-il")},
+    "mnemonics": set(REMEDIES) - {"balanced-finetuning"},
     "dde": BY_LAMBDA | {"memory-oversampling", "class-oversampling", "balanced-finetuning"},
 }
 """the remedies that go with each method"""
@@ -112,9 +113,11 @@ TAKES: dict[str, set[str]] = {
 
 def refused(method: str, remedy: Remedy, memory: Any) -> str | None:
     """What the refusal of this combination speaks of, if it is one."""
-    if remedy.name not in TAKES[method]:
-        return f"{method} does not support the remedy {remedy.name} "
     none = memory in (0, "total:0")
+    if method == "mnemonics" and none:
+        return r"needs at least [12] image"
+    if remedy.name not in TAKES[method]:
+        return f"{'icarl' if method == 'mnemonics' else method} does not support the remedy {remedy.name} "
     if isinstance(remedy, Meta) and (none or memory in (1, "total:1")):
         return "remedy meta needs at least 2 image"
     if remedy == Relaxed(0) and not none:
@@ -138,8 +141,13 @@ def made(method: str, remedy: Remedy, **settings: Any) -> Method:
     if not remedy.keeps_finetuning or settings.get("memory") == 0:
         return found
     if isinstance(found, Around):
-        return replace(found, host=replace(found.host, finetune=SHORT))
-    return replace(found, finetune=SHORT) if any(f.name == "finetune" for f in fields(found)) else found
+        return replace(found, host=shorten(found.host))
+    return shorten(found)
+
+
+def shorten(method: Any) -> Any:
+    """The method with short fine-tuning, if it has some."""
+    return replace(method, finetune=SHORT) if any(f.name == "finetune" for f in fields(method)) else method
 
 
 def test_no_method_and_no_remedy_is_left_out() -> None:
@@ -190,6 +198,8 @@ def expected_stages(learner: Learner) -> list[tuple[int, str, int]]:
     for t in range(len(STEPS)):
         if t == 0 or method.name not in ("ncm", "slda"):
             found.append((t, "train", 1))
+        if method.name == "mnemonics":
+            found.append((t, "mnemonics", 1))
         if t and method.name == "bic":
             found += [(t, "bias", k) for k in (1, 2)]
         keeps = name in ("standard", "memory-oversampling", "class-oversampling")

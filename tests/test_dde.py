@@ -322,7 +322,7 @@ def test_a_host_and_its_flags_on_the_command_line() -> None:
         ("dde --host bic", "dde does not wrap bic: take lucir or podnet"),
         ("dde --host nothing", "unknown method 'nothing'"),
         ("dde --host", "--host needs a value"),
-        ("lucir --host podnet", "--host belongs to the method dde, not to the method lucir"),
+        ("lucir --host podnet", "--host belongs to the method dde or mnemonics, not to the method lucir"),
         ("dde --lambda-c 3", "--lambda-c belongs to --host podnet, not to --host lucir"),
     ],
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .methods.il_baseline import ILBaseline
     from .methods.lucir import LUCIR
     from .methods.lwf import LwF
+    from .methods.mnemonics import Mnemonics
     from .methods.ncm import NCM
     from .methods.podnet import PODNet
     from .methods.slda import SLDA
@@ -47,27 +48,16 @@ if TYPE_CHECKING:
 __all__ = [
     "CHOOSE", "DDE", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "Balanced", "BalancedFinetuning", "Batch",
     "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ICaRL",
-    "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling", "Meta", "Method", "Out", "PODNet",
-    "Plan", "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
+    "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling", "Meta", "Method", "Mnemonics",
+    "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step",
+    "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
 _METHODS = (
-    "bic",
-    "bounds",
-    "dde",
-    "icarl",
-    "il_baseline",
-    "lucir",
-    "lwf",
-    "ncm",
-    "podnet",
-    "slda",
-    "spb",
-    "spb_i",
-    "spb_m",
-    "ss_il",
-)
+    "bic", "bounds", "dde", "icarl", "il_baseline", "lucir", "lwf", "mnemonics", "ncm", "podnet", "slda", "spb",
+    "spb_i", "spb_m", "ss_il",
+)  # fmt: skip
 _HOMES = (
     "data.augment",
     "errors",
