@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -56,6 +57,21 @@ MEASURING = ("runs/plan.py", "runs/metrics.py")
 """modules that split the data and measure accuracy"""
 
 
+class DocstringRemover(ast.NodeTransformer):
+    """Removes the statements that are a constant alone, which docstrings are."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        """Remove the statement if it is a constant."""
+        return None if isinstance(node.value, ast.Constant) else node
+
+
+@functools.cache
+def hash_source(source: bytes) -> str:
+    """A hash of what a file computes: comments, docstrings and layout do not change it."""
+    tree = DocstringRemover().visit(ast.parse(source))
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
 @functools.cache
 def hash_code() -> str:
     """A hash of the source that computes results: steps computed by other code are not reused."""
@@ -63,7 +79,7 @@ def hash_code() -> str:
     root = Path(__file__).parents[1]
     for name in (*NUMERIC, *MEASURING):
         for path in sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name]:
-            h.update(str(path.relative_to(root)).encode() + path.read_bytes())
+            h.update(f"{path.relative_to(root).as_posix()} {hash_source(path.read_bytes())}".encode())
     return h.hexdigest()[:16]
 
 
@@ -78,7 +94,7 @@ def hash_method_code(method: Method) -> str | None:
     kinds = {kind for part in parts[:2] for kind in type(part).__mro__ if kind is not object}
     for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
         try:
-            sources.append(hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest())
-        except (OSError, TypeError):
+            sources.append(hash_source(Path(inspect.getfile(kind)).read_bytes()))
+        except (OSError, TypeError, SyntaxError, ValueError):  # ValueError where it is no text
             return None
     return None if None in sources else digest([type(method).__qualname__, *sources])
