@@ -101,7 +101,7 @@ BY_LAMBDA = {"standard", "balanced", "relaxed", "meta"}
 TAKES: dict[str, set[str]] = {
     **{name: set(REMEDIES) for name in ("fine-tuning", "il-baseline", "lucir", "lwf")},
     "podnet": BY_LAMBDA | {"memory-oversampling", "class-oversampling"},
-    "icarl": set(REMEDIES) - {"balanced-finetuning"},
+    **{name: set(REMEDIES) - {"balanced-finetuning"} for name in ("eeil", "icarl")},
     **dict.fromkeys(("ncm", "slda"), BY_LAMBDA),
     **dict.fromkeys(("spb", "spb-i", "spb-m"), BY_LAMBDA),
     **{name: {"standard"} for name in ("bic", "joint", "ss-il")},
@@ -122,7 +122,7 @@ def refused(method: str, remedy: Remedy, memory: Any) -> str | None:
         return "remedy meta needs at least 2 image"
     if remedy == Relaxed(0) and not none:
         return "epsilon 0"
-    if method == "icarl" and none:
+    if method in ("eeil", "icarl") and none:
         return "at least 1 image of every old class"
     if none and remedy.name not in BY_LAMBDA:
         return f"remedy {remedy.name} needs at least 1 image"
@@ -203,7 +203,7 @@ def expected_stages(learner: Learner) -> list[tuple[int, str, int]]:
         if t and method.name == "bic":
             found += [(t, "bias", k) for k in (1, 2)]
         keeps = name in ("standard", "memory-oversampling", "class-oversampling")
-        own = method.name in ("dde", "lucir", "podnet") and keeps
+        own = method.name in ("dde", "eeil", "lucir", "podnet") and keeps
         if t and memory and (own or name == "balanced-finetuning"):
             found += [(t, "refit", k) for k in (1, 2)]
     return found

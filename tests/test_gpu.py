@@ -14,6 +14,7 @@ import torch
 from steps import make_step
 
 from equipoise import (
+    EEIL,
     LUCIR,
     SPB,
     SPBI,
@@ -213,6 +214,8 @@ def two_steps(
         ICaRL(),
         ICaRL(outputs="sigmoid"),
         LwF(),
+        EEIL(finetune=Finetune(20, what="all", batch_norm="train")),
+        EEIL(Meta(every=3), shift=63.0, contrast=0.8),
         SPB(Balanced()),
         SPBI(classes="all"),
         SPBM(Meta(every=3), scales="each"),

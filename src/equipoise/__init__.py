@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .methods.bic import BiC
     from .methods.bounds import FineTuning, Joint
     from .methods.dde import DDE
+    from .methods.eeil import EEIL
     from .methods.icarl import ICaRL
     from .methods.il_baseline import ILBaseline
     from .methods.lucir import LUCIR
@@ -46,17 +47,17 @@ if TYPE_CHECKING:
     from .step import CHOOSE, Finetune, Group, Plan, Recipe, Stage, Step
 
 __all__ = [
-    "CHOOSE", "DDE", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "Balanced", "BalancedFinetuning", "Batch",
-    "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group", "ICaRL",
-    "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling", "Meta", "Method", "Mnemonics",
-    "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step",
-    "UsageError",
+    "CHOOSE", "DDE", "EEIL", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "Balanced", "BalancedFinetuning",
+    "Batch", "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group",
+    "ICaRL", "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling", "Meta", "Method",
+    "Mnemonics", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage",
+    "Standard", "Step", "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
 _METHODS = (
-    "bic", "bounds", "dde", "icarl", "il_baseline", "lucir", "lwf", "mnemonics", "ncm", "podnet", "slda", "spb",
-    "spb_i", "spb_m", "ss_il",
+    "bic", "bounds", "dde", "eeil", "icarl", "il_baseline", "lucir", "lwf", "mnemonics", "ncm", "podnet", "slda",
+    "spb", "spb_i", "spb_m", "ss_il",
 )  # fmt: skip
 _HOMES = (
     "data.augment",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .data import memory
+from .data.augment import Crop
 from .errors import UsageError, format_count
 from .losses import full_precision
 from .nets import Batch, Out
@@ -173,6 +174,10 @@ class Method:
         if which is None:
             which = torch.randperm(len(s.where), generator=gen, device=gen.device)
         return s.where[which]
+
+    def augment(self, crop: Crop) -> Crop:
+        """The augmentation of the images to train on, given that of the data set."""
+        return crop
 
     def more(self, s: Step, which: Tensor, gen: torch.Generator) -> More | None:
         """A second stream of images for an epoch with batches at the positions `which` (batches, size); None for none.

@@ -71,6 +71,44 @@ class Crop:
 
 
 @dataclass(frozen=True)
+class Jitter(Crop):
+    """A crop of images, a third of which are made darker or brighter first, and another third of more or less contrast.
+
+    Both are cut off at black and white.
+    """
+
+    shift: float = 0.0
+    """grey levels by which an image becomes darker or brighter at most"""
+    contrast: float = 0.0
+    """the distance of each pixel to its channel's mean is multiplied by a factor from 1 − contrast to 1 + contrast"""
+
+    @property
+    def random_numbers(self) -> int:
+        """Random numbers per image: those of a crop, then which of the three it is, and how much from 0 to FINE."""
+        return super().random_numbers + 2
+
+    def draw(self, shape: tuple[int, ...], gen: torch.Generator) -> Tensor:
+        """Draw the random numbers."""
+        crop = super().draw(shape, gen)
+        ranges = (3, FINE + 1)
+        drawn = [torch.randint(0, top, (*shape, 1), generator=gen, device=gen.device) for top in ranges]
+        return torch.cat([crop, *drawn], -1)
+
+    def __call__(self, x: Tensor, which: Tensor, drawn: Tensor) -> Tensor:
+        """Change brightness or contrast of the images `which`, then crop them."""
+        one = x[which].float()
+        kind, amount = drawn[:, -2, None, None, None], 2 * drawn[:, -1, None, None, None] / FINE - 1
+        mean = one.mean((2, 3), keepdim=True)
+        changed = torch.where(
+            kind == 1,
+            one + self.shift * amount,
+            torch.where(kind == 2, mean + (one - mean) * (1 + self.contrast * amount), one),
+        )
+        pixels = changed.round().clamp(0, 255).to(x.dtype)
+        return super().__call__(pixels, torch.arange(len(which), device=x.device), drawn[:, :-2])
+
+
+@dataclass(frozen=True)
 class AugmentedEpoch:
     """The images of an epoch, batch after batch, as they are augmented in it. A slice of it is uint8 pixels."""
 
