@@ -36,7 +36,7 @@ from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Protocol, Run
 from equipoise.runs.workers import Local
 from equipoise.settings import to_plain
-from equipoise.step import Finetune, plan_for
+from equipoise.step import Adapt, Finetune, plan_for
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = ROOT.parent / "shared" / "docs" / "paper-numbers.json"
@@ -378,6 +378,22 @@ def test_time_and_memory_are_estimated_from_speeds(monkeypatch: pytest.MonkeyPat
     more = [a - b for a, b in zip(estimate.count_step_images(refitted), estimate.count_step_images(standard))]
     assert more == [0, *refits]
     assert estimate.estimate([refitted], "cpu").seconds == pytest.approx(base + later + sum(refits) / 100)
+
+
+def test_the_speed_of_a_remedy_that_adapts_needs_no_field_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tuned(Balanced):
+        name = "tuned"
+
+        def adapt(self) -> Adapt:
+            return Adapt("alpha", 1.0, 0.1, 5, 8)
+
+    def known(method: Any, *rest: Any) -> estimate.Speed:
+        return estimate.Speed(1000.0, 100.0 if method.remedy.adapt() is None else 50.0, 500.0)
+
+    monkeypatch.setattr(estimate, "find_speed", known)
+    for remedy, later in ((Tuned(), 50.0), (Meta(every=1), 50.0), (Meta(every=4), 80.0)):
+        run = Run(ILBaseline(remedy), Data("digits"))
+        assert estimate.estimate_speed(run, "cpu", print).later == pytest.approx(later)
 
 
 def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(

@@ -6,7 +6,7 @@ The weighted losses differ in λ only (see `losses.py`). The others act after th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -80,6 +80,10 @@ class Remedy:
     def adapt(self) -> Adapt | None:
         """What is learned one step ahead on the held-out images; None for nothing."""
         return None
+
+    def update_most_often(self) -> Remedy:
+        """The same remedy, which adapts in as many batches as it can: that shows what an update costs."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -280,6 +284,10 @@ class Meta(Weighted):
     def adapt(self) -> Adapt | None:
         """α, by the plain cross-entropy of B_t."""
         return Adapt("alpha", self.alpha_lr, SMALLEST, self.every, 128)
+
+    def update_most_often(self) -> Remedy:
+        """An update in every batch."""
+        return replace(self, every=1)
 
 
 PAPER = (

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -92,14 +92,14 @@ def estimate_speed(run: Run, device: str, say: Callable[[str], None]) -> Speed:
     if not any(isinstance(stage, Stage) for stage in method.stages(later)):
         method = method.at_base()
     plain = find_speed(method.with_remedy(Standard()), run.data.name, device, say)
-    adapt = method.remedy.adapt()
-    if adapt is None:
+    # The cost of updates is measured with many of them, so that a few batches suffice.
+    often = method.remedy.update_most_often()
+    adapt, measured = method.remedy.adapt(), often.adapt()
+    if adapt is None or measured is None:
         return plain
-    # The cost of an update is measured with one update per batch, so that a few batches suffice.
-    remedy: Any = method.remedy
-    always = find_speed(method.with_remedy(replace(remedy, every=1)), run.data.name, device, say)
-    seconds = 1 / plain.later + (1 / always.later - 1 / plain.later) / adapt.every
-    return Speed(plain.base, 1 / seconds, always.mib)
+    slow = find_speed(method.with_remedy(often), run.data.name, device, say)
+    seconds = 1 / plain.later + (1 / slow.later - 1 / plain.later) * measured.every / adapt.every
+    return Speed(plain.base, 1 / seconds, slow.mib)
 
 
 def find_speed(method: Method, dataset: str, device: str, say: Callable[[str], None]) -> Speed:
