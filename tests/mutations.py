@@ -86,6 +86,9 @@ MUTATIONS = (
     Mutation(
         "SPB weighs new classes by the old", "methods/spb.py", "s.sizes[-1] / s.n_old", "s.n_old / s.sizes[-1]", "spb"
     ),
+    Mutation(
+        "TPCIL forgets a mean", "methods/tpcil.py", "w * (x - (w * x).sum(-1, keepdim=True) / n)", "w * x", "tpcil"
+    ),
     Mutation("SPB-I classifies all copies", "methods/spb_i.py", "plain = len(z) // 4", "plain = len(z)", "spb"),
     Mutation(
         "SPB-M hears one classifier", "methods/spb_m.py", "log_softmax(2).logsumexp(0)", "log_softmax(2)[0]", "spb"

@@ -59,8 +59,8 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "none": {"memory": 0},
     "all": {"memory": "all"},
 }
-SLOW = {"spb-i", "spb-m"}
-"""methods with four copies of every image, in fewer of the tests"""
+SLOW = {"spb-i", "spb-m", "tpcil"}
+"""methods that take long, with four copies of every image or other images beside, in fewer of the tests"""
 STEPS = ((7, 2, 5), (0, 9), (4,))  # the last one brings a single class
 RECIPE = Recipe(epochs=3, lr=0.1, batch=16)
 ONCE = replace(RECIPE, epochs=1)
@@ -99,7 +99,7 @@ def assert_identical(a: Learner, b: Learner, tmp: Path) -> None:
 
 BY_LAMBDA = {"standard", "balanced", "relaxed", "meta"}
 TAKES: dict[str, set[str]] = {
-    **{name: set(REMEDIES) for name in ("fine-tuning", "il-baseline", "lucir", "lwf")},
+    **{name: set(REMEDIES) for name in ("fine-tuning", "il-baseline", "lucir", "lwf", "tpcil")},
     "podnet": BY_LAMBDA | {"memory-oversampling", "class-oversampling"},
     **{name: set(REMEDIES) - {"balanced-finetuning"} for name in ("eeil", "icarl")},
     **dict.fromkeys(("ncm", "slda"), BY_LAMBDA),
@@ -122,7 +122,7 @@ def refused(method: str, remedy: Remedy, memory: Any) -> str | None:
         return "remedy meta needs at least 2 image"
     if remedy == Relaxed(0) and not none:
         return "epsilon 0"
-    if method in ("eeil", "icarl") and none:
+    if method in ("eeil", "icarl", "tpcil") and none:
         return "at least 1 image of every old class"
     if none and remedy.name not in BY_LAMBDA:
         return f"remedy {remedy.name} needs at least 1 image"

@@ -19,6 +19,7 @@ from equipoise import (
     SPB,
     SPBI,
     SPBM,
+    TPCIL,
     Balanced,
     BalancedFinetuning,
     Batch,
@@ -219,6 +220,7 @@ def two_steps(
         SPB(Balanced()),
         SPBI(classes="all"),
         SPBM(Meta(every=3), scales="each"),
+        TPCIL(Balanced()),
     ],
     ids=lambda m: f"{m.name}-{m.remedy.name}",
 )

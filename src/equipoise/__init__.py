@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .methods.spb_i import SPBI
     from .methods.spb_m import SPBM
     from .methods.ss_il import SSIL
+    from .methods.tpcil import TPCIL
     from .nets import Batch, Out
     from .remedies import (
         Balanced,
@@ -47,17 +48,17 @@ if TYPE_CHECKING:
     from .step import CHOOSE, Finetune, Group, Plan, Recipe, Stage, Step
 
 __all__ = [
-    "CHOOSE", "DDE", "EEIL", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "Balanced", "BalancedFinetuning",
-    "Batch", "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning", "Finetune", "Group",
-    "ICaRL", "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling", "Meta", "Method",
-    "Mnemonics", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy", "RunError", "SeparatedSoftmax", "Stage",
-    "Standard", "Step", "UsageError",
+    "CHOOSE", "DDE", "EEIL", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "TPCIL", "Balanced",
+    "BalancedFinetuning", "Batch", "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning",
+    "Finetune", "Group", "ICaRL", "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling",
+    "Meta", "Method", "Mnemonics", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy", "RunError",
+    "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
 _METHODS = (
-    "bic", "bounds", "dde", "eeil", "icarl", "il_baseline", "lucir", "lwf", "mnemonics", "ncm", "podnet", "slda",
-    "spb", "spb_i", "spb_m", "ss_il",
+    "bic", "bounds", "dde", "eeil", "icarl", "il_baseline", "lucir", "lwf", "mnemonics", "ncm", "podnet", "slda", "spb",
+    "spb_i", "spb_m", "ss_il", "tpcil",
 )  # fmt: skip
 _HOMES = (
     "data.augment",
