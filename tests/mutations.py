@@ -89,6 +89,13 @@ MUTATIONS = (
     Mutation(
         "TPCIL forgets a mean", "methods/tpcil.py", "w * (x - (w * x).sum(-1, keepdim=True) / n)", "w * x", "tpcil"
     ),
+    Mutation(
+        "GeoDL keeps half the angle",
+        "methods/geodl.py",
+        "torch.sinc(2 * t / math.pi)",
+        "torch.sinc(t / math.pi)",
+        "geodl",
+    ),
     Mutation("SPB-I classifies all copies", "methods/spb_i.py", "plain = len(z) // 4", "plain = len(z)", "spb"),
     Mutation(
         "SPB-M hears one classifier", "methods/spb_m.py", "log_softmax(2).logsumexp(0)", "log_softmax(2)[0]", "spb"

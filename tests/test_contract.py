@@ -59,8 +59,8 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "none": {"memory": 0},
     "all": {"memory": "all"},
 }
-SLOW = {"spb-i", "spb-m", "tpcil"}
-"""methods that take long, with four copies of every image or other images beside, in fewer of the tests"""
+SLOW = {"geodl", "spb-i", "spb-m", "tpcil"}
+"""methods that take long, in fewer of the tests"""
 STEPS = ((7, 2, 5), (0, 9), (4,))  # the last one brings a single class
 RECIPE = Recipe(epochs=3, lr=0.1, batch=16)
 ONCE = replace(RECIPE, epochs=1)
@@ -99,7 +99,7 @@ def assert_identical(a: Learner, b: Learner, tmp: Path) -> None:
 
 BY_LAMBDA = {"standard", "balanced", "relaxed", "meta"}
 TAKES: dict[str, set[str]] = {
-    **{name: set(REMEDIES) for name in ("fine-tuning", "il-baseline", "lucir", "lwf", "tpcil")},
+    **{name: set(REMEDIES) for name in ("fine-tuning", "geodl", "il-baseline", "lucir", "lwf", "tpcil")},
     "podnet": BY_LAMBDA | {"memory-oversampling", "class-oversampling"},
     **{name: set(REMEDIES) - {"balanced-finetuning"} for name in ("eeil", "icarl")},
     **dict.fromkeys(("ncm", "slda"), BY_LAMBDA),
@@ -203,7 +203,7 @@ def expected_stages(learner: Learner) -> list[tuple[int, str, int]]:
         if t and method.name == "bic":
             found += [(t, "bias", k) for k in (1, 2)]
         keeps = name in ("standard", "memory-oversampling", "class-oversampling")
-        own = method.name in ("dde", "eeil", "lucir", "podnet") and keeps
+        own = method.name in ("dde", "eeil", "geodl", "lucir", "podnet") and keeps
         if t and memory and (own or name == "balanced-finetuning"):
             found += [(t, "refit", k) for k in (1, 2)]
     return found

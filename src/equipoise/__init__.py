@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .methods.bounds import FineTuning, Joint
     from .methods.dde import DDE
     from .methods.eeil import EEIL
+    from .methods.geodl import GeoDL
     from .methods.icarl import ICaRL
     from .methods.il_baseline import ILBaseline
     from .methods.lucir import LUCIR
@@ -50,15 +51,15 @@ if TYPE_CHECKING:
 __all__ = [
     "CHOOSE", "DDE", "EEIL", "LUCIR", "NCM", "SLDA", "SPB", "SPBI", "SPBM", "SSIL", "TPCIL", "Balanced",
     "BalancedFinetuning", "Batch", "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning",
-    "Finetune", "Group", "ICaRL", "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF", "MemoryOversampling",
-    "Meta", "Method", "Mnemonics", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy", "RunError",
-    "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
+    "Finetune", "GeoDL", "Group", "ICaRL", "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF",
+    "MemoryOversampling", "Meta", "Method", "Mnemonics", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy",
+    "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
 _METHODS = (
-    "bic", "bounds", "dde", "eeil", "icarl", "il_baseline", "lucir", "lwf", "mnemonics", "ncm", "podnet", "slda", "spb",
-    "spb_i", "spb_m", "ss_il", "tpcil",
+    "bic", "bounds", "dde", "eeil", "geodl", "icarl", "il_baseline", "lucir", "lwf", "mnemonics", "ncm", "podnet",
+    "slda", "spb", "spb_i", "spb_m", "ss_il", "tpcil",
 )  # fmt: skip
 _HOMES = (
     "data.augment",
