@@ -238,6 +238,21 @@ def test_stand_ins_are_marked_and_quoted_numbers_are_the_papers(unrun: Cells, tm
     assert dict(zip(*shown.numbers))["joined"] == "yes"
 
 
+def test_joined_batches_are_compared_with_their_like_only(unrun: Cells, tmp_path: Path) -> None:
+    """They gain up to four points, so that a difference to short ones would be no difference of methods."""
+    both = run_at(unrun, HERE), run_at(unrun, THERE)
+    joined = [replace(run, recipe=replace(run.recipe, last="joined")) for run in both if run.recipe is not None]
+    for name, runs, state in (
+        ("alike", joined, "holds"),
+        ("mixed", (joined[0], both[1]), "not run yet"),
+        ("short", both, "holds"),
+    ):
+        (tmp_path / name).mkdir()
+        one = judge_one(one_claim(GAIN), recorded(tmp_path / name, list(zip(runs, (62.0, 43.0)))))
+        assert one.state == state and (one.checks[0].ours is None) == (name == "mixed"), name
+        assert one.checks[0].joined == (name != "short")
+
+
 def test_another_metric_of_a_run_is_read_from_its_record(unrun: Cells, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     record = make_record(run_at(unrun, HERE), 60.0, 50.0, 70.0, 30.0)

@@ -27,15 +27,8 @@ MADE = (
     "with as it is printed. Left out are sentences that no run decides: definitions, what costs by construction, and "
     "what might be combined."
 )
-STATES = {
-    "holds": "hold",
-    "holds so far": "hold so far",
-    "does not hold": "do not hold",
-    "not run yet": "are not run yet",
-}
-"""the states of claims, and how several are said to be in one"""
 COLOURED = {"holds": "close", "holds so far": "near", "does not hold": "off", "not run yet": "missing"}
-"""the state of a cell for that of a claim"""
+"""the states of a claim, and that of the cell that shows it"""
 MARKS = {True: "holds", False: "does not hold", None: "not run yet"}
 FIELDS = ("claim", "where", "check", "rule", "paper", "ours", "seeds", "joined", "verdict")
 
@@ -112,14 +105,14 @@ def explain_joined(verdicts: Sequence[Verdict]) -> str:
     checks = [judged for one in verdicts for judged in one.checks]
     if not any(judged.joined for judged in checks if judged.ours is not None):
         return ""
-    return f" {JOINED} with joined batches, where a run with short ones has no record yet."
+    return f" {JOINED} with joined batches, where runs with short ones have no record yet; the two are not compared."
 
 
 def count_states(verdicts: Sequence[Verdict]) -> str:
     """How many claims hold, and so on, as a sentence."""
     counts = Counter(one.state for one in verdicts)
-    words = ", ".join(f"{counts[state]} {words}" for state, words in STATES.items() if counts[state])
-    return f"Of {format_count(len(verdicts), 'claim')}, {words}."
+    words = ", ".join(f"{state} {counts[state]}" for state in COLOURED if counts[state])
+    return f"{format_count(len(verdicts), 'claim').capitalize()}: {words}."
 
 
 def list_checks(verdicts: Sequence[Verdict]) -> Iterator[tuple[object, ...]]:

@@ -104,7 +104,7 @@ class Judged(NamedTuple):
 
     @property
     def holds(self) -> bool | None:
-        """Whether it holds; None if a run is missing."""
+        """Whether it holds; None if a run is missing, or its like."""
         if self.ours is None:
             return None
         tolerance = SEVERAL if self.seeds > 2 else ONE
@@ -149,12 +149,17 @@ def judge_check(check: Check, cells: Cells) -> Judged:
         known = {place: value for place, value in numbers.items() if value is not None and math.isfinite(value)}
         return check.value(lambda *place: known[name_place(*place)]) if len(known) == len(own) else None
 
-    ours = compute(lambda cell: cell.cell.paper if cell.quoted else cell.ours)
-    timed = [cell for cell in own.values() if cell.cell.column.metric in TIMED]
-    if len({find_computer(found.result) for cell in timed for found in cell.found}) > 1:
-        ours = None  # seconds of two machines cannot be compared
+    measured = compute(lambda cell: cell.cell.paper if cell.quoted else cell.ours)
+    ours = measured if are_comparable([cell for cell in own.values() if not cell.quoted]) else None
     paper = compute(lambda cell: cell.cell.paper) if check.paper is None else check.paper
     return Judged(check, tuple(own.values()), paper, ours)
+
+
+def are_comparable(cells: Sequence[Filled]) -> bool:
+    """Whether measured cells are of one kind: joined batches change accuracies, and the machine changes seconds."""
+    timed = [cell for cell in cells if cell.cell.column.metric in TIMED]
+    machines = {find_computer(found.result) for cell in timed for found in cell.found}
+    return len(machines) < 2 and len({cell.joined for cell in cells}) < 2
 
 
 def name_place(table: str, row: str, column: str, metric: str = "") -> Place:
