@@ -1,4 +1,4 @@
-"""Break the source in 34 ways, one at a time, and see whether the quick tests of that part notice.
+"""Break the source in 44 ways, one at a time, and see whether the quick tests of that part notice.
 
     python tests/mutations.py            # all of them: minutes on one core, in a copy of the source
     python tests/mutations.py herding    # those whose description has that word
@@ -82,6 +82,21 @@ MUTATIONS = (
         "podnet",
     ),
     Mutation("BiC distils four times as hard", "methods/bic.py", "z_old, 2.0) / 4", "z_old, 2.0)", "comparisons"),
+    Mutation("iCaRL reverses the colours", "methods/icarl.py", "x.flip(3)", "x.flip(1)", "icarl"),
+    Mutation(
+        "iCaRL's sigmoids forget the teacher of old images",
+        "methods/icarl.py",
+        "q[:, z_old.shape[1] :]], 1)",
+        "q[:, z_old.shape[1] :]], 1).where(y[:, None] >= z_old.shape[1], q)",
+        "icarl",
+    ),
+    Mutation("LwF distils with the factor T²", "methods/lwf.py", " / self.T**2", "", "lwf"),
+    Mutation(
+        "EEIL leaves out the most recent head", "methods/eeil.py", "else s.sizes[:-1]", "else s.sizes[:-2]", "eeil"
+    ),
+    Mutation("EEIL is taught by the step before", "methods/eeil.py", 'teacher="as this stage began"', "", "eeil"),
+    Mutation("EEIL's noise is on the mean of the gradients", "methods/eeil.py", " / stage.recipe.batch**2", "", "eeil"),
+    Mutation("contrast around black", "data/augment.py", "mean + (one - mean) *", "one *", "eeil"),
     Mutation("SS-IL's learning rate stays", "methods/ss_il.py", "own.lr / (plan.t + 1)", "own.lr", "comparisons"),
     Mutation(
         "SPB weighs new classes by the old", "methods/spb.py", "s.sizes[-1] / s.n_old", "s.n_old / s.sizes[-1]", "spb"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,20 @@ def shorten(method: Any) -> Any:
 
 def test_no_method_and_no_remedy_is_left_out() -> None:
     assert METHODS.keys() == TAKES.keys() and {remedy.name for remedy in KINDS.values()} == set(REMEDIES)
+
+
+def test_the_documents_table_of_remedies_is_the_contract() -> None:
+    lines = (Path(__file__).parents[1] / "docs/methods.md").read_text().splitlines()
+    (head,) = (k for k, line in enumerate(lines) if line.startswith("| | `standard`"))
+    rows = [re.findall(r"[a-z–][a-z0-9-]*", line) for line in itertools.takewhile(bool, lines[head:])]
+    remedies, found = rows[0], {name: dict(zip(rows[0], cells)) for name, *cells in rows[2:]}
+    words = {(True, True): "both", (True, False): "with", (False, True): "without", (False, False): "–"}
+    assert found.keys() == METHODS.keys() and set(remedies) == set(REMEDIES)
+    for name, cells in found.items():
+        for remedy, said in cells.items():
+            some = "all" if name == "joint" else 4
+            with_some, with_none = (refused(name, KINDS[remedy], m) is None for m in (some, 0))
+            assert said == words[with_some, with_none], (name, remedy)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
