@@ -2,6 +2,7 @@
 
 import functools
 import multiprocessing
+import os
 
 import matplotlib
 import pytest
@@ -10,6 +11,7 @@ import torch
 from equipoise.data import datasets
 
 torch.set_num_threads(1)
+os.fsync = lambda fd: None  # no test cuts the power, and waiting for the disk takes most of the time of a save
 datasets._read_digits = functools.cache(datasets._read_digits)  # read by every run, in a sixth of a short one's time
 
 

@@ -1,9 +1,25 @@
-"""Images that several tests share."""
+"""Images that several tests share, and few digits."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import pytest
 import torch
 from torch import Tensor
+
+from equipoise.data import datasets
+
+
+@contextlib.contextmanager
+def few_digits() -> Iterator[None]:
+    """The digits have 50 images of each class to train on, not 140: for many runs of which none must be good."""
+    table = datasets._read_digits()[:800]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "_read_digits", lambda: table)
+        patch.setattr(datasets, "DIGITS_TRAIN", 50)
+        yield
 
 
 def images(classes: range, each: int = 12) -> tuple[Tensor, list[int]]:

@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from squares import few_digits
 from torch import Tensor
 
 import equipoise
@@ -76,6 +78,12 @@ SHORT: dict[str, Run] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few() -> Iterator[None]:
+    with few_digits():
+        yield
+
+
 def run(one: Run, out: Path, every: float = 30.0, store: Path | None = None, watch: Watch | None = None) -> Any:
     return run_on(one, out, CPU, Options(store=store, checkpoint=every), watch)
 
@@ -94,6 +102,9 @@ from equipoise.runs.progress import Watch
 from equipoise.runs.run import run
 
 torch.set_num_threads(1)
+os.fsync = lambda fd: None  # as in conftest.py
+table = datasets._read_digits()[:800]
+datasets._read_digits, datasets.DIGITS_TRAIN = lambda: table, 50  # as in few_digits
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -140,8 +151,7 @@ attempt(eval(sys.argv[1]), *eval(sys.argv[2]))
 MANY = (
     ATTEMPT
     + """
-table = datasets._read_digits()
-datasets._read_digits = lambda: table
+import sklearn.cluster  # for PODNet
 for line in sys.stdin:
     settings, arguments = eval(line)
     pid = os.fork()
