@@ -1,4 +1,4 @@
-"""Images that several tests share, and few digits."""
+"""Images that several tests share, and fewer digits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from torch import Tensor
 
 from equipoise.data import datasets
 
+READ_DIGITS = datasets._read_digits
+
 
 @contextlib.contextmanager
-def few_digits() -> Iterator[None]:
-    """The digits have 50 images of each class to train on, not 140: for many runs of which none must be good."""
-    table = datasets._read_digits()[:800]
+def digits_of(each: int) -> Iterator[None]:
+    """Digits with this many images of each class to train on: 50 are enough for many runs of which none must be good.
+
+    There are 140.
+    """
+    table = READ_DIGITS()[: 16 * each]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets, "_read_digits", lambda: table)
-        patch.setattr(datasets, "DIGITS_TRAIN", 50)
+        patch.setattr(datasets, "DIGITS_TRAIN", each)
         yield
 
 

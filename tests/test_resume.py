@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from squares import few_digits
+from squares import digits_of
 from torch import Tensor
 
 import equipoise
@@ -80,7 +80,7 @@ SHORT: dict[str, Run] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def few() -> Iterator[None]:
-    with few_digits():
+    with digits_of(50):
         yield
 
 
@@ -104,7 +104,7 @@ from equipoise.runs.run import run
 torch.set_num_threads(1)
 os.fsync = lambda fd: None  # as in conftest.py
 table = datasets._read_digits()[:800]
-datasets._read_digits, datasets.DIGITS_TRAIN = lambda: table, 50  # as in few_digits
+datasets._read_digits, datasets.DIGITS_TRAIN = lambda: table, 50  # as in digits_of
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)

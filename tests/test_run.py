@@ -25,6 +25,7 @@ import pytest
 import safetensors.torch
 import torch
 from sklearn.metrics import confusion_matrix
+from squares import digits_of
 from torch import Tensor
 
 import equipoise
@@ -78,7 +79,8 @@ from equipoise.settings import to_plain
 from equipoise.step import Stages
 
 RECIPE = Recipe(epochs=3, lr=0.05, batch=32)
-DIGITS = datasets.load("digits")
+with digits_of(50):
+    DIGITS = datasets.load("digits")
 
 FIELDS = {
     *("average_incremental_accuracy", "average_incremental_accuracy_top5", "steps", "final", "forgetting", "format"),
@@ -88,6 +90,12 @@ STEP_FIELDS = {"step", "classes", "top1", "top5", "base", "new", "latest", "by_s
 SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitting_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second", "engine"}  # the engine is null where nothing was trained
 CPU = Machine("cpu", "fp32")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few() -> Iterator[None]:
+    with digits_of(50):
+        yield
 
 
 def small(
@@ -729,7 +737,7 @@ def test_a_shared_step_without_its_key_is_not_used(note: Any, tmp_path: Path) ->
 
 KEYS = """
 import importlib, json, os, sys
-import torch, sklearn.datasets  # which take long, and once is enough
+import torch  # which takes long, and once is enough
 
 def keys(method):
     from equipoise import Recipe
@@ -748,7 +756,8 @@ for source in sys.argv[1:]:
     assert "equipoise" not in sys.modules
     if os.fork() == 0:
         print_keys(source)
-        sys.exit()
+        sys.stdout.flush()
+        os._exit(0)  # taking torch down takes longer than all this
     assert os.wait()[1] == 0
 """
 SOURCES = ["engine/train", "losses", "step", "learner/step", "data/images", "nets/heads"]
@@ -775,8 +784,7 @@ def keys_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Keys]:
     names = ["as it is", "words", "nothing", "methods/lucir", *SOURCES]
     sources = {name: folder / name.replace("/", "-") for name in names}
     for name, source in sources.items():
-        leave_out = shutil.ignore_patterns("__pycache__")
-        package = shutil.copytree(Path(equipoise.__file__).parent, source / "equipoise", ignore=leave_out)
+        package = shutil.copytree(Path(equipoise.__file__).parent, source / "equipoise")
         if name == "nothing":
             (package / "methods" / "zzz.py").write_text(OUTSIDE.format(sign="").replace("mine", "zzz"))
             changed = [package / f"{name}.py" for name in ("runs/queue", "runs/workers", "files", "__main__")]
@@ -1200,14 +1208,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     cells: list[tuple[Remedy, str]] = [(Standard(), "5"), (Balanced(), "5")]
     cells += [(Standard(), "0"), (Balanced(), "0"), (Relaxed(), "0")]
     ten = Recipe(epochs=10, lr=0.05, batch=32)
-    return {
-        (remedy.name, memory): run(
-            small(remedy, base=5, steps=5, memory=memory, recipe=ten),
-            folder / f"{remedy.name}-{memory}",
-            SharedSteps(folder / "store"),
-        )["average_incremental_accuracy"]
-        for remedy, memory in cells
-    }
+    with digits_of(140):
+        return {
+            (remedy.name, memory): run(
+                small(remedy, base=5, steps=5, memory=memory, recipe=ten),
+                folder / f"{remedy.name}-{memory}",
+                SharedSteps(folder / "store"),
+            )["average_incremental_accuracy"]
+            for remedy, memory in cells
+        }
 
 
 @trained_once
