@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..data.datasets import SHAPES
 from ..errors import make_unknown_error
 from ..settings import list_changes
-from ..step import plan_for
 from .beyond import batches, bounds, costs, separated
 from .cells import DATASETS, Cell, Table
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6, text
@@ -44,12 +42,12 @@ def rehearse_on_digits(table: Table) -> Table:
         run, column = cell.run, cell.column
         if run is None or run.data.name != "cifar100" or run.protocol.steps != 5:
             return None
-        recipe = run.recipe
-        if recipe is not None:
-            there, here = (run.method.recipe(plan_for(SHAPES[name])) for name in ("cifar100", "digits"))
-            recipe = replace(here, **dict(list_changes(recipe, there)))
+        there = replace(run, data=replace(run.data, name="digits"))
+        if run.recipe is not None:
+            changes = list_changes(run.recipe, run.default_recipe)
+            there = replace(there, recipe=replace(there.default_recipe, **dict(changes)))
         id, group = column.id.replace("cifar100", "digits"), column.group.replace("CIFAR-100", "digits")
         column = replace(column, id=id, group=group, dataset="digits")
-        return Cell(column, None, replace(run, data=replace(run.data, name="digits"), recipe=recipe))
+        return Cell(column, None, there)
 
     return table.map(on_digits)

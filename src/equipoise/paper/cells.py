@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..data.datasets import PLANNED, SHAPES
 from ..method import Method
 from ..methods.around import Around
 from ..methods.il_baseline import ILBaseline
@@ -20,7 +19,7 @@ from ..methods.slda import SLDA
 from ..remedies import Balanced, Meta, Relaxed
 from ..runs.plan import read_run
 from ..runs.settings import Data, Protocol, Run
-from ..step import Recipe, plan_for
+from ..step import Recipe
 
 
 def sum_steps(result: Mapping[str, Any], name: str) -> float:
@@ -32,7 +31,7 @@ def scale_training(result: Mapping[str, Any]) -> float:
     """Seconds of training, scaled to the method's own number of epochs, plus those of later stages as measured."""
     run = read_run(result["run"])
     assert run.recipe is not None
-    longer = run.method.recipe(plan_for(SHAPES[run.data.name])).epochs / run.recipe.epochs
+    longer = run.default_recipe.epochs / run.recipe.epochs
     return sum_steps(result, "training_seconds") * longer + sum_steps(result, "refitting_seconds")
 
 
@@ -156,15 +155,9 @@ def set_fields(value: Any, changes: Mapping[str, Any]) -> Any:
     return replace(value, **{**changes, **inside})
 
 
-def find_recipe(method: Method, dataset: str) -> Recipe:
-    """The method's recipe for a data set."""
-    return method.recipe(plan_for((SHAPES | PLANNED)[dataset]))
-
-
 def with_short_batches(run: Run) -> Run:
     """The run with every epoch ended by a short batch of what is left of it, as in the original code."""
-    recipe = run.recipe or find_recipe(run.method, run.data.name)
-    return replace(run, recipe=replace(recipe, last="short"))
+    return replace(run, recipe=replace(run.recipe or run.default_recipe, last="short"))
 
 
 def make_run(method: Method, dataset: str, protocol: Protocol) -> Run:
@@ -173,7 +166,7 @@ def make_run(method: Method, dataset: str, protocol: Protocol) -> Run:
     Its epochs end with a short batch, as in the loops that the paper's code was built on. What joined batches, which
     are the default of a run, change is the table `batches`.
     """
-    recipe = find_recipe(method, dataset)
+    recipe = Run(method, Data(dataset)).default_recipe
     if dataset.startswith("imagenet"):
         method, recipe = adapt_method(method, recipe, whole=dataset == "imagenet")
         method = method.reset_finetuning(memory=protocol.memory != "0")

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..data.datasets import COUNTS, SHAPES
 from ..errors import EquipoiseError
+from ..remedies import Standard
 from ..runs.command import write_command
 from ..runs.folder import check_exists
 from ..runs.plan import read_run, resolve
@@ -125,7 +126,7 @@ class Filled:
         if self.difference is None:
             return "measured"
         allowed = SEVERAL if len(self.found) > 2 else ONE
-        remedied = self.cell.run.method.remedy.name != "standard"
+        remedied = self.cell.run.method.remedy != Standard()
         remedied &= self.cell.column.metric not in ("final base", "final new")  # one is paid for with the other
         if abs(self.difference) <= allowed:
             return "close"

@@ -10,7 +10,6 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .. import methods
-from ..data.datasets import PLANNED, SHAPES
 from ..errors import EquipoiseError
 from ..methods.around import Around
 from ..remedies import REMEDIES
@@ -18,7 +17,6 @@ from ..runs.plan import read_run
 from ..runs.record import Result
 from ..runs.settings import Machine, Run
 from ..settings import flatten, to_plain
-from ..step import plan_for
 
 GREEK = {"alpha": "α", "epsilon": "ε", "lambda": "λ"}
 """the paper's letters for names of settings"""
@@ -113,12 +111,13 @@ def find_default_settings(run: Mapping[str, Any]) -> dict[str, Any] | None:
     None for a method or a data set that is not installed.
     """
     try:
-        own = read_run(dict(run)).method
+        whole = read_run(dict(run))
+        own = whole.method
         method = replace(type(own)(), host=type(own.host)()) if isinstance(own, Around) else type(own)()
-        recipe = method.recipe(plan_for((SHAPES | PLANNED)[run["data"]["name"]]))
-    except (EquipoiseError, KeyError, TypeError):
+        default = replace(whole, method=method)
+        return list_own_settings(to_plain(replace(default, recipe=default.default_recipe)))
+    except (EquipoiseError, TypeError):
         return None
-    return list_own_settings({"method": to_plain(method), "recipe": to_plain(recipe)})
 
 
 def list_own_settings(run: Mapping[str, Any]) -> dict[str, Any]:
