@@ -14,8 +14,8 @@ from torch import Tensor
 from equipoise import TPCIL, Learner, Recipe, UsageError
 from equipoise.data.datasets import load
 from equipoise.data.images import Images
+from equipoise.data.memory import fit_vertices, take_nearest
 from equipoise.data.randomness import generator
-from equipoise.methods.tpcil import fit_vertices, take_nearest
 from equipoise.nets import Batch, Out
 
 SIZES = (3, 2)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UsageError
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 EVERYTHING = 10**12
 """more images than any class has"""
@@ -89,6 +92,44 @@ def choose_by_herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) ->
         return order[:0]
     ranked = torch.stack(picks, 1)
     return ranked[torch.arange(ranked.shape[1], device=y.device) < counts[:, None]]  # small classes have fewer
+
+
+def choose_by_vertices(h: Tensor, y: Tensor, m: int, passes: int, gen: torch.Generator) -> Tensor:
+    """The images nearest to m vertices of every class: indices, class by class.
+
+    The vertices begin at herded images and are fitted to all images of the class, in a new order in each pass.
+    """
+    herded, h, chosen = choose_by_herding(h, y, m), F.normalize(h.double(), dim=1), []
+    for c in y.unique().tolist():
+        own, first = (y == c).nonzero()[:, 0], herded[y[herded] == c]
+        order = torch.cat([torch.randperm(len(own), generator=gen, device=gen.device) for _ in range(passes)])
+        points = h[own].cpu().numpy()
+        vertices = fit_vertices(points, h[first].cpu().numpy(), order.tolist())
+        chosen.append(own[torch.tensor(take_nearest(points, vertices), device=own.device)])
+    return torch.cat(chosen)
+
+
+def fit_vertices(points: Array, vertices: Array, order: list[int]) -> Array:
+    """Competitive Hebbian learning: v_k ← v_k + ε e^(−rank_k / α) (f − v_k) for every point f in this order.
+
+    All have unit length; rank_k counts the vertices nearer to f. ε falls from 0.3 to 0.01, and α from 10 to 0.1.
+    """
+    v = vertices.copy()
+    for i, f in enumerate(points[order]):
+        done = i / len(order)
+        ranks = (-(v @ f)).argsort(kind="stable").argsort()
+        v += 0.3 * (0.01 / 0.3) ** done * np.exp(-ranks / (10 * 0.01**done))[:, None] * (f - v)
+        v /= np.linalg.norm(v, axis=1, keepdims=True)
+    return v
+
+
+def take_nearest(points: Array, vertices: Array) -> list[int]:
+    """The nearest point to each vertex that no vertex before has taken: indices."""
+    near, found = vertices @ points.T, []
+    for row in near:
+        found.append(int(row.argmax()))
+        near[:, found[-1]] = -np.inf
+    return found
 
 
 def choose_at_random(y: Tensor, m: int, gen: torch.Generator) -> Tensor:

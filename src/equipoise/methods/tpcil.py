@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data import memory
 from ..losses import full_precision
 from ..method import Method
 from ..nets import Batch
@@ -17,8 +17,6 @@ from ..nets.heads import CosineHead, Head
 from ..settings import number
 from ..step import More, Step
 from .lucir import LUCIR
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -81,19 +79,10 @@ class TPCIL(Method):
 
     def choose(self, s: Step, m: int, select: str, gen: torch.Generator) -> Tensor:
         """Herded exemplars, or the images nearest to the vertices that begin there."""
-        herded = super().choose(s, m, select, gen)
         if select == "random" or self.vertices == "herding":
-            return herded
-        h = F.normalize(s.embed(s.net, s.data).double(), dim=1)
-        y, chosen = s.images.y[s.data], []
-        for c in range(s.n_old, s.N):
-            own, first = s.data[y == c], herded[s.images.y[herded] == c]
-            orders = [torch.randperm(len(own), generator=gen, device=gen.device) for _ in range(self.passes)]
-            points = h[y == c].cpu().numpy()
-            begin = points[(own == first[:, None]).nonzero()[:, 1].cpu().numpy()]
-            found = take_nearest(points, fit_vertices(points, begin, torch.cat(orders).tolist()))
-            chosen.append(own[torch.tensor(found, device=own.device)])
-        return torch.cat(chosen)
+            return super().choose(s, m, select, gen)
+        h, y = s.embed(s.net, s.data), s.images.y[s.data]
+        return s.data[memory.choose_by_vertices(h, y, m, self.passes, gen)]
 
     def at_base(self) -> Method:
         """LUCIR's."""
@@ -109,26 +98,3 @@ def correlate(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
     n = w.sum(-1, keepdim=True).clamp_min(1)
     a, b = (w * (x - (w * x).sum(-1, keepdim=True) / n) for x in (a, b))
     return (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).clamp_min(1e-16).sqrt()
-
-
-def fit_vertices(points: Array, vertices: Array, order: list[int]) -> Array:
-    """Competitive Hebbian learning: v_k ← v_k + ε e^(−rank_k / α) (f − v_k) for every point f in this order.
-
-    All have unit length; rank_k counts the vertices nearer to f. ε falls from 0.3 to 0.01, and α from 10 to 0.1.
-    """
-    v = vertices.copy()
-    for i, f in enumerate(points[order]):
-        done = i / len(order)
-        ranks = (-(v @ f)).argsort(kind="stable").argsort()
-        v += 0.3 * (0.01 / 0.3) ** done * np.exp(-ranks / (10 * 0.01**done))[:, None] * (f - v)
-        v /= np.linalg.norm(v, axis=1, keepdims=True)
-    return v
-
-
-def take_nearest(points: Array, vertices: Array) -> list[int]:
-    """The nearest point to each vertex that no vertex before has taken: indices."""
-    near, found = vertices @ points.T, []
-    for row in near:
-        found.append(int(row.argmax()))
-        near[:, found[-1]] = -np.inf
-    return found
