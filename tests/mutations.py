@@ -1,4 +1,4 @@
-"""Break the source in 44 ways, one at a time, and see whether the quick tests of that part notice.
+"""Break the source in 46 ways, one at a time, and see whether the quick tests of that part notice.
 
     python tests/mutations.py            # all of them: minutes on one core, in a copy of the source
     python tests/mutations.py herding    # those whose description has that word

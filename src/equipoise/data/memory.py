@@ -100,7 +100,7 @@ def choose_by_vertices(h: Tensor, y: Tensor, m: int, passes: int, gen: torch.Gen
     The vertices begin at herded images and are fitted to all images of the class, in a new order in each pass.
     """
     herded, h, chosen = choose_by_herding(h, y, m), F.normalize(h.double(), dim=1), []
-    for c in y.unique().tolist():
+    for c in sorted(set(y.tolist())):
         own, first = (y == c).nonzero()[:, 0], herded[y[herded] == c]
         order = torch.cat([torch.randperm(len(own), generator=gen, device=gen.device) for _ in range(passes)])
         points = h[own].cpu().numpy()
