@@ -44,8 +44,10 @@ from equipoise.engine.predict import compute_features
 from equipoise.learner.state import new_net
 from equipoise.losses import colliding_cross_entropy, margin_ranking, weighted_cross_entropy
 from equipoise.nets import Net
+from equipoise.report.words import describe_changes, find_method_title, format_remedy, write_method
 from equipoise.runs.command import write_command
-from equipoise.runs.plan import find_base_method, read_run
+from equipoise.runs.plan import find_base_method, read_run, resolve
+from equipoise.runs.settings import Data, Run
 from equipoise.settings import to_plain
 from equipoise.step import Learned, More
 
@@ -314,6 +316,15 @@ def test_a_host_and_its_flags_on_the_command_line() -> None:
     plain = to_plain(run)
     assert plain["method"]["name"] == "dde" and plain["method"]["host"]["remedy"] == {"name": "balanced", "alpha": 0.5}
     assert read_run(plain) == run
+
+
+def test_reports_name_the_host_and_its_own_settings() -> None:
+    hosts = (LUCIR(), PODNet(), PODNet(lambda_c=4.0), LUCIR(Balanced()))
+    plain = [to_plain(resolve(Run(DDE(host=host), Data("digits")), 10, (1, 8, 8))) for host in hosts]
+    assert [write_method(run["method"]) for run in plain] == ["dde on lucir", *["dde on podnet"] * 2, "dde on lucir"]
+    assert find_method_title(plain[1]) == "DDE on PODNet" and format_remedy(plain[3]) == "Balanced"
+    changes = [[*describe_changes({"run": run, "machine": {"device": "cpu"}})] for run in plain]
+    assert changes == [[], [], ["4 λ c"], []]
 
 
 @pytest.mark.parametrize(

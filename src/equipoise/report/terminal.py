@@ -25,6 +25,7 @@ from .words import (
     format_remedy,
     format_steps,
     list_own_settings,
+    write_method,
 )
 
 COLUMNS = ("data.name", "data.validation", "protocol.base", "protocol.steps", "protocol.memory", "recipe.epochs")
@@ -93,7 +94,7 @@ def find_differing(results: Sequence[Result]) -> dict[str, list[str]]:
     What methods have each its own default of is told apart only where it is not the default, or within a method.
     """
     runs = [result["run"] for result in results]
-    kinds = [(run["method"]["name"], run["data"]["name"]) for run in runs]
+    kinds = [(write_method(run["method"]), run["data"]["name"]) for run in runs]
     defaults: dict[tuple[str, str], dict[str, object]] = {}  # of a method that is not installed, its first record's
     for kind, run in zip(kinds, runs):
         if kind not in defaults:
@@ -114,7 +115,7 @@ def compare_settings(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list
     firsts = [group[0] for group in groups]
     runs = [result["run"] for result in firsts]
     columns: dict[str, list[str]] = {
-        "method": [run["method"]["name"] for run in runs],
+        "method": [write_method(run["method"]) for run in runs],
         "remedy": [format_remedy(run) for run in runs],
         "data": [run["data"]["name"] for run in runs],
         "classes": [format_protocol(result) for result in firsts],
@@ -158,7 +159,12 @@ def print_table(results: Sequence[Result], console: Console) -> None:
 def print_result(result: Result, console: Console) -> None:
     """Print each step of one run, and its averages."""
     run = result["run"]
-    words = [run["method"]["name"], format_remedy(run), run["data"]["name"], f"memory {run['protocol']['memory']}"]
+    words = [
+        write_method(run["method"]),
+        format_remedy(run),
+        run["data"]["name"],
+        f"memory {run['protocol']['memory']}",
+    ]
     words += [f"seed {run['seed']}"]
     words += [f"measured on {describe_images(result)}"] if run["data"].get("validation") else []
     table = Table(title=f"{', '.join(words)}: accuracy in percent", box=box.SIMPLE_HEAD)

@@ -73,12 +73,19 @@ def format_name(name: str) -> str:
     return " ".join(GREEK.get(word, word) for word in name.replace(".", "_").split("_"))
 
 
+def write_method(method: Mapping[str, Any]) -> str:
+    """The name of a recorded method, and of its host if it has one: dde on podnet."""
+    host = method.get("host")
+    return f"{method['name']} on {write_method(host)}" if isinstance(host, dict) else str(method["name"])
+
+
 def find_method_title(run: Mapping[str, Any]) -> str:
     """The title of the method, and of its host if it has one; the name of one that is not installed."""
     method, known = run["method"], methods.find_methods()
     name = str(method["name"])
     title = known[name].title if name in known else name
-    return f"{title} on {find_method_title({'method': method['host']})}" if "host" in method else title
+    host = method.get("host")
+    return f"{title} on {find_method_title({'method': host})}" if isinstance(host, dict) else title
 
 
 def find_remedy(method: Mapping[str, Any]) -> dict[str, Any]:
