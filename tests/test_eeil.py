@@ -181,8 +181,8 @@ def test_images_are_changed_before_they_are_cropped() -> None:
 
 def test_they_are_off_by_default_and_in_every_training_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     crop, calls = Crop(1, False), []
-    assert EEIL().augment(crop) is crop
-    assert EEIL(shift=63, contrast=0.8).augment(crop) == Jitter(1, False, shift=63, contrast=0.8)
+    assert EEIL().augmentation(crop) is crop
+    assert EEIL(shift=63, contrast=0.8).augmentation(crop) == Jitter(1, False, shift=63, contrast=0.8)
     draw = Jitter.draw
 
     def spy(self: Jitter, *given: Any) -> Tensor:

@@ -175,7 +175,7 @@ class Method:
             which = torch.randperm(len(s.where), generator=gen, device=gen.device)
         return s.where[which]
 
-    def augment(self, crop: Crop) -> Crop:
+    def augmentation(self, crop: Crop) -> Crop:
         """The augmentation of the images to train on, given that of the data set."""
         return crop
 

@@ -88,7 +88,7 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
     recipe = stage.recipe
     if at.epoch == recipe.epochs:
         return on.engine  # the stage is complete
-    training = Training(method, s, stage, at, replace(on, crop=method.augment(on.crop)))
+    training = Training(method, s, stage, at, replace(on, crop=method.augmentation(on.crop)))
     launches = training.load(at.epoch)
     cuda = s.n.is_cuda
     if cuda:

@@ -68,7 +68,7 @@ def _ask_host(name: str) -> Callable[..., Any]:
 
 HOSTED = (
     "objective", "backbone", "head", "first_rows", "views", "recipe", "finetuning", "stages", "enter", "leave", "hold",
-    "epoch", "augment", "more", "note", "choose", "after", "scores", "lam",
+    "epoch", "augmentation", "more", "note", "choose", "after", "scores", "lam",
 )  # fmt: skip
 """functions that Around delegates to its host"""
 for _name in HOSTED:

@@ -72,7 +72,7 @@ class EEIL(Method):
             stages += (stage,)
         return stages
 
-    def augment(self, crop: Crop) -> Crop:
+    def augmentation(self, crop: Crop) -> Crop:
         """With brightness and contrast, where they are to change."""
         changes = self.shift or self.contrast
         return Jitter(**vars(crop), shift=self.shift, contrast=self.contrast) if changes else crop
