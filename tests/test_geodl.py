@@ -147,7 +147,7 @@ def test_it_replaces_what_lucir_distils(form: Any) -> None:
     Lg, _ = distance(a, b_old, integrate(basis(b_old, 3), basis(a, 3)), form)
     found = GeoDL(form=form).objective(s, b).item()
     assert found == pytest.approx(Lc + 5 * math.sqrt(3 / 2) * Lg, rel=1e-7)
-    ranked = GeoDL(form=form, ranking=True, lambda_base=10.0, ratio="paper").objective(s, b).item()
+    ranked = GeoDL(form=form, K=2, lambda_base=10.0, ratio="paper").objective(s, b).item()
     ranking = margin_ranking(cos, y, 3, 2, 0.5).item()
     assert ranked == pytest.approx(Lc + 10 * math.sqrt(2 / 3) * Lg + ranking, rel=1e-7)
     base = make_step((5,), n=[500] * 5, dtype=torch.float64)

@@ -94,7 +94,7 @@ def choose_by_herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) ->
     return ranked[torch.arange(ranked.shape[1], device=y.device) < counts[:, None]]  # small classes have fewer
 
 
-def choose_by_vertices(h: Tensor, y: Tensor, m: int, passes: int, gen: torch.Generator) -> Tensor:
+def choose_by_vertices(h: Tensor, y: Tensor, m: int, gen: torch.Generator, passes: int = 10) -> Tensor:
     """The images nearest to m vertices of every class: indices, class by class.
 
     The vertices begin at herded images and are fitted to all images of the class, in a new order in each pass.

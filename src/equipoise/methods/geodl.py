@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..losses import full_precision, margin_ranking
 from ..method import Method
 from ..nets import Batch
+from ..settings import number
 from ..step import Step
 from .lucir import LUCIR
 
@@ -33,8 +34,8 @@ class GeoDL(LUCIR):
     cost: ClassVar[float] = 6.0
     form: Literal["difference", "cosine"] = "difference"
     """the loss as in the code that was run, or 1 − the cosine in the metric G, as printed"""
-    ranking: bool = False
-    """whether LUCIR's margin ranking, with its K and m, is added; the authors' command leaves it out"""
+    K: int = number(0, whole=True, least=0)
+    """new classes in LUCIR's margin ranking, which the authors' command leaves out: 0 for none, LUCIR has 2"""
 
     def objective(self, s: Step, b: Batch) -> Tensor:
         """L_c + λ L_geo, λ as in LUCIR."""
@@ -44,7 +45,7 @@ class GeoDL(LUCIR):
         ratio = s.n_old / s.sizes[-1]
         lam = self.lambda_base * math.sqrt(ratio if self.ratio == "code" else 1 / ratio)
         loss = Lc + lam * geodesic_distance(pool(b.out.maps[-1]), pool(b.ref.maps[-1]), self.form)
-        return loss + margin_ranking(b.out.extra["cos"], b.y, s.n_old, self.K, self.m) if self.ranking else loss
+        return loss + margin_ranking(b.out.extra["cos"], b.y, s.n_old, self.K, self.m) if self.K else loss
 
     def at_base(self) -> Method:
         """LUCIR's."""

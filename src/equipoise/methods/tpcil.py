@@ -48,8 +48,6 @@ class TPCIL(Method):
     """whether only pairs count that were similar in the old net"""
     vertices: Literal["herding", "hebbian"] = "herding"
     """exemplars: by herding, or those nearest to vertices of competitive Hebbian learning"""
-    passes: int = number(10, whole=True, least=1)
-    """over the images of a class, in competitive Hebbian learning"""
 
     def objective(self, s: Step, b: Batch) -> Tensor:
         """The cross-entropy, and what is lost of the anchors' topology."""
@@ -82,7 +80,7 @@ class TPCIL(Method):
         if select == "random" or self.vertices == "herding":
             return super().choose(s, m, select, gen)
         h, y = s.embed(s.net, s.data), s.images.y[s.data]
-        return s.data[memory.choose_by_vertices(h, y, m, self.passes, gen)]
+        return s.data[memory.choose_by_vertices(h, y, m, gen)]
 
     def at_base(self) -> Method:
         """LUCIR's."""
