@@ -288,6 +288,20 @@ def test_times_are_compared_on_one_machine_only(
     assert time.ours == (pytest.approx(50.0) if known else None) and memory.ours is None
 
 
+def test_predicting_at_any_time_is_judged_by_accuracies_within_steps(unrun: Cells, tmp_path: Path) -> None:
+    claim = next(claim for claim in CLAIMS if "at any time" in claim.text)
+    for name, ends in (("PODNet", 30.0), ("PODNet, Balanced", 60.0)):
+        record = make_record(run_at(unrun, ("anytime", name, "cifar100-within-steps")), 60.0, 60.0, 60.0, 60.0)
+        looks = [(t, done, ends - 10 + 10 * done) for t in range(6) for done in (0.0, 1.0)]
+        record["looks"] = [{"step": t, "stage": "train", "done": done, "top1": top1} for t, done, top1 in looks]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(record))
+    one = judge_one(claim, cells_of(load_records(tmp_path)))
+    after = sum(step["top1"] for step in record["steps"][1:]) / 5 - 30.0
+    assert [judged.ours for judged in one.checks] == [pytest.approx(after), 30.0, 30.0, None, None, None]
+    assert one.state == "holds so far"
+
+
 def test_one_claim_of_epsilon_is_what_its_curve_says(unrun: Cells, tmp_path: Path) -> None:
     """The best average beside the balance, and three places away from it."""
     claim = next(claim for claim in CLAIMS if claim.text.startswith("The best average lies at the ε"))

@@ -539,6 +539,10 @@ def test_looking_at_the_test_images_on_the_way_changes_nothing(capsys, straight)
     assert measured("looked") == straight
     top1 = [step["top1"] for step in result("looked")["steps"]]
     assert [m.get("accuracy") for m in metrics("looked")] == [None, top1[0], None, top1[1]]
+    looks = [{"step": t, "stage": "train", "done": 1.0, "top1": top1[t]} for t in (0, 1)]
+    assert result("looked")["looks"] == looks
+    done(capsys, *SHORT, "--store", "none", "--out", "run")
+    assert "looks" not in result()
 
 
 def test_the_same_command_again_returns_the_record(capsys, monkeypatch):

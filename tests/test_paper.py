@@ -21,7 +21,7 @@ from equipoise.data.datasets import COUNTS, SHAPES, load
 from equipoise.data.memory import Budget
 from equipoise.errors import make_unknown_error
 from equipoise.methods.around import Around
-from equipoise.paper import match
+from equipoise.paper import Cell, match
 from equipoise.paper.cells import make_run
 from equipoise.paper.match import NONE, FilledRow, fill, find_missing_runs, list_runs, load_records, make_key
 from equipoise.remedies import BalancedFinetuning
@@ -619,6 +619,44 @@ def test_a_timing_is_found_beside_a_record_that_reused_a_step(tmp_path: Path) ->
     assert find_missing_runs([timed], load_records(tmp_path), alone=True) == [timed]
     recorded_with(tmp_path / "b", {0: 42.0}, timed)
     assert find_missing_runs([timed], load_records(tmp_path), alone=True) == []
+
+
+def test_what_looks_within_its_steps_is_done_once_and_serves_other_tables(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a record of the same run that did not look, and without steps that others shared."""
+    short = Recipe(epochs=2, batch=32, lr=0.05)
+
+    def shorten(cell: Cell) -> Cell | None:
+        return None if cell.run is None else replace(cell, run=replace(cell.run, recipe=short))
+
+    looking = paper.rehearse_on_digits(paper.make_table("anytime"))
+    looking = replace(looking, look=1, rows=looking.rows[-1:]).map(shorten)
+    plain = replace(looking, id="plain", look=0)
+    monkeypatch.setattr(reproduce, "choose_tables", lambda *words: [plain, looking])
+    words = ["paper", "plain", "anytime", "--workers", "1"]
+    assert run_command([*words, "--dry-run"]) == 0
+    said = capfd.readouterr().out
+    assert "1 run," in said and said.count("--evaluate-every 1 --store none  #") == 1
+    assert run_command(words) == 0
+    (made,) = (here / "results").rglob("result.json")
+    assert made.parent.parent.name == "looked" and not (here / "cache" / "store").exists()
+    looks = json.loads(made.read_text())["looks"]
+    assert [(look["step"], look["done"]) for look in looks] == [(t, done) for t in range(6) for done in (0.5, 1.0)]
+
+    run = plain.rows[0].cells[0].run
+    assert run is not None
+    recorded_with(here / "results" / "a", {0: 41.0}, run)  # first by name
+    records = load_records(here / "results")
+    for table in (plain, looking):
+        cells = fill(table, records)[0].cells
+        assert [cell.found[0].id for cell in cells] == [made.parent.relative_to(here / "results").as_posix()] * 3
+        assert cells[0].ours == pytest.approx(sum(look["top1"] for look in looks[2:]) / 10)
+        assert cells[1].ours == pytest.approx(sum(look["top1"] for look in looks[3::2]) / 5) == cells[2].ours
+    made.unlink()
+    records = load_records(here / "results")
+    assert fill(plain, records)[0].cells[0].found and not fill(looking, records)[0].cells[0].found
+    assert find_missing_runs([run], records) == [] and find_missing_runs([run], records, looks=True) == [run]
 
 
 def test_the_memory_of_a_table_is_one_that_runs_take() -> None:

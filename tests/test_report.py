@@ -193,6 +193,8 @@ def made_up(run: Run, i: int) -> dict[str, Any]:
     refits = run.method.remedy.name == "balanced-finetuning" or (finetune is not None and finetune.epochs > 0)
     times["refitting_seconds"] = 1.0 if refits else 0.0
     record["steps"] = [step | times for step in record["steps"]]
+    looks = [{"step": t, "stage": "train", "done": k / 2, "top1": at + 2 * k + 2} for t in range(6) for k in (1, 2)]
+    record["looks"] = [*looks, {"step": 5, "stage": "refit", "done": 1.0, "top1": at}]
     return record | {"versions": {"torch": "2.11.0"}, "machine": {"gpu": "Made up", "peak_memory_mib": 1000 + i}}
 
 
@@ -220,6 +222,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
 
 def test_every_cell_is_filled_by_its_own_records(everything: Everything) -> None:
     more = {"average": 0, "final": 1, "final base": 2, "final new": 3}
+    more |= {"within steps": 5, "training ends": 6, "after steps": -0.36}  # of six steps, without the first
     for table in (t.on("cifar100") for t in paper.make_tables()):
         for row in fill(table, everything.records):
             for cell in (c for c in row.cells if c.cell.run is not None):
@@ -265,7 +268,7 @@ def test_every_figure_shows_its_own_records(everything: Everything) -> None:
     figures = {figure["id"]: figure for figure in everything.data["figures"]}
     relaxed = [f"epsilon-cifar100-{method}-{t}" for method in ("lucir", "podnet") for t in (5, 10)]
     curves_of = [f"steps-table1-cifar100-{t}" for t in (5, 10, 25)] + [f"steps-table3-cifar100-{t}" for t in (5, 10)]
-    assert figures.keys() == {*relaxed, *curves_of, "confusion", "alpha-5", "alpha-10", "memory"}
+    assert figures.keys() == {*relaxed, *curves_of, "confusion", "alpha-5", "alpha-10", "memory", "anytime"}
     for id in relaxed:
         method, t = id.split("-")[2:]
         start = f"{'LUCIR' if method == 'lucir' else 'PODNet'}, {t} steps, ε "
@@ -287,6 +290,9 @@ def test_every_figure_shows_its_own_records(everything: Everything) -> None:
     assert memory["IL-Baseline, Meta"]["x"] == [5, 10, 20, 50]
     assert memory["IL-Baseline, Meta, the paper"]["y"] == [62.13, 63.02, 64.11, 65.6]
     assert len(figures["confusion"]["panels"]) == 3
+    looks = {s["name"]: s for s in figures["anytime"]["series"]}
+    assert looks.keys() == {row.name for row in paper.make_table("anytime").rows}
+    assert looks["PODNet"]["x"] == [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5] and len(looks["PODNet"]["y"]) == 11
 
 
 def test_what_is_drawn_is_what_is_written(everything: Everything) -> None:
@@ -387,7 +393,12 @@ def test_colours_say_how_far(everything: Everything) -> None:
     assert {cell.state for cell in cells} >= {"off"}
 
 
-@pytest.mark.parametrize("broken", [{"run": []}, {"final": {}}, {"run": {"recipe": None}}, {"steps": []}])
+LOOK = {"step": 1, "stage": "train", "done": 0.5, "top1": 50.0}
+ODD_LOOKS = [{"looks": [LOOK | odd]} for odd in ({"step": True}, {"stage": None}, {"done": 2}, {"top1": 101.0})]
+ODD_LOOKS += [{"looks": LOOK}, {"looks": [1]}]
+
+
+@pytest.mark.parametrize("broken", [{"run": []}, {"final": {}}, {"run": {"recipe": None}}, {"steps": []}, *ODD_LOOKS])
 def test_odd_records_are_named(broken: dict[str, Any], tmp_path: Path) -> None:
     (source,) = RESULTS.glob("cifar100/*_71bc5c/result.json")
     result = json.loads(source.read_text())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -105,10 +106,10 @@ def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: st
         made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
     for table in tables:
         runs = list_runs([table], seeds)
-        left = find_missing_runs(runs, records, table.alone)
+        left = find_missing_runs(runs, records, table.alone, table.look > 0)
         numbers = [str(count) for count in (len(runs), len(runs) - len(left), len(left))]
         if device is not None:  # an estimate takes measuring, which takes a minute or two the first time
-            seconds = estimate.estimate(left, device, print_note, shared=not table.alone).seconds
+            seconds = estimate.estimate(left, device, print_note, shared=Way(table.look, table.alone).shared).seconds
             numbers.append(duration(seconds) if left else "–")
         others = {cell.run for row in table.rows for cell in row.cells if cell.run and find_missing_data(cell.run)}
         needs = f"{len(others) * seeds} runs need {' and '.join(list_missing_data([table]))}" if others else ""
@@ -116,24 +117,51 @@ def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: st
     console.print(made)
 
 
-def find_missing(tables: Sequence[Table], records: Records, seeds: int, alone: bool) -> list[Run]:
-    """The missing runs of the tables whose runs are timed `alone`, or of the other tables."""
-    own = [table for table in tables if table.alone == alone]
-    return find_missing_runs(list_runs(own, seeds), records, alone)
+class Way(NamedTuple):
+    """How the runs of a table are done."""
+
+    look: int = 0
+    """epochs between accuracies within a step; 0 for none"""
+    alone: bool = False
+    """one at a time"""
+
+    @property
+    def shared(self) -> bool:
+        """Whether steps of other runs may be reused."""
+        return not self.look and not self.alone
+
+    @property
+    def flags(self) -> str:
+        """What their commands say of it."""
+        looks = f" --evaluate-every {self.look}" if self.look else ""
+        return looks if self.shared else f"{looks} --store none"
+
+
+def list_ways(tables: Sequence[Table]) -> list[Way]:
+    """The ways of these tables: first those that look, which are records for other tables too; timed ones last."""
+    return sorted({Way(table.look, table.alone) for table in tables}, key=lambda way: (way.alone, -way.look))
+
+
+def find_missing(tables: Sequence[Table], records: Records, seeds: int, way: Way) -> list[Run]:
+    """The missing runs of the tables whose runs are done in this way."""
+    own = [table for table in tables if (table.look, table.alone) == way]
+    return find_missing_runs(list_runs(own, seeds), records, way.alone, way.look > 0)
 
 
 def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, console: Console) -> None:
     """Print the missing runs with their estimated time and memory."""
     records = read_results(folder)
     count, seconds, mib = 0, 0.0, 0.0
-    for alone in (False, True):
-        runs = find_missing(tables, records, seeds, alone)
+    planned: set[Run] = set()
+    for way in list_ways(tables):
+        runs = [run for run in find_missing(tables, records, seeds, way) if run not in planned]
+        planned |= set(runs)
         for run in sorted(runs, key=lambda run: -sum(estimate.count_step_images(run))):
             took = estimate.estimate([run], machine.device, print_note)
             images = sum(estimate.count_step_images(run))
             words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
-            console.print(f"{write_command(run, machine)}  # {words}", highlight=False, soft_wrap=True)
-        took = estimate.estimate(runs, machine.device, print_note, shared=not alone)
+            console.print(f"{write_command(run, machine)}{way.flags}  # {words}", highlight=False, soft_wrap=True)
+        took = estimate.estimate(runs, machine.device, print_note, shared=way.shared)
         count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
     if count:
         words = f"{format_count(count, 'run')}, {duration(seconds)} one after the other, at this speed"
@@ -143,15 +171,16 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
 
 
 def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, on: Local) -> list[queue.Job]:
-    """Do the missing runs. Timed runs come last, one at a time, and reuse nothing."""
-    records = read_results(folder)
+    """Do the missing runs. Timed runs come last, one at a time. They and those that look reuse nothing."""
     done: list[queue.Job] = []
-    for alone in (False, True):
-        runs = find_missing(tables, records, seeds, alone)
-        here = replace(on, workers=1, options=replace(on.options, store=None)) if alone else on
+    for way in list_ways(tables):
+        runs = find_missing(tables, read_results(folder), seeds, way)
+        options = on.options if way.shared else replace(on.options, store=None, evaluate_every=way.look)
+        here = replace(on, workers=1 if way.alone else on.workers, options=options)
+        special = "alone" if way.alone else "looked" if way.look else ""
         jobs: list[queue.Job] = []
         for dataset in dict.fromkeys(run.data.name for run in runs):
-            parent, own = folder / ("alone" if alone else dataset), [run for run in runs if run.data.name == dataset]
+            parent, own = folder / (special or dataset), [run for run in runs if run.data.name == dataset]
             jobs += queue.plan_jobs(own, machine, parent, on.options.data)
         jobs = queue.sort_longest_first(jobs)
         if jobs:

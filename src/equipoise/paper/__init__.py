@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from ..errors import make_unknown_error
 from ..settings import list_changes
-from .beyond import batches, bounds, costs, separated
+from .beyond import anytime, batches, bounds, costs, separated
 from .cells import DATASETS, Cell, Table
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6, text
 
 __all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_on_digits"]
 
 PRINTED = (table1, table2, table3, table4, table5, table6, confusion, epsilon, text)
-BEYOND = (batches, separated, bounds, costs)
+BEYOND = (batches, anytime, separated, bounds, costs)
 MAKERS: dict[str, Callable[[], Table]] = {make.__name__: make for make in (*PRINTED, *BEYOND)}
 
 

@@ -9,6 +9,7 @@ from ..methods.il_baseline import ILBaseline
 from ..methods.lucir import LUCIR
 from ..methods.podnet import PODNet
 from ..remedies import Balanced, BalancedFinetuning, Meta, SeparatedSoftmax
+from ..runs.settings import Protocol
 from .cells import (
     BALANCED,
     IL,
@@ -19,6 +20,8 @@ from .cells import (
     Row,
     Table,
     make_cifar_run,
+    make_column,
+    make_run,
     make_three_cells,
     with_short_batches,
 )
@@ -70,6 +73,30 @@ def separated() -> Table:
         "with joined batches"
     )
     return Table("separated", "The separated softmax", caption, tuple(rows))
+
+
+def anytime() -> Table:
+    """Accuracy while a step is trained, with a fine-tuning at its end and without."""
+    rows = {
+        "PODNet": PODNet(),
+        f"PODNet, {BALANCED}": PODNet(Balanced()),
+        f"{IL}, balanced finetuning": ILBaseline(BalancedFinetuning()),
+        f"{IL}, {BALANCED}": ILBaseline(Balanced()),
+    }
+    columns = [
+        make_column(metric, "cifar100", "CIFAR-100, 5 steps")
+        for metric in ("within steps", "training ends", "after steps")
+    ]
+    made = []
+    for name, method in rows.items():
+        run = make_run(method, "cifar100", Protocol(steps=5, memory="20"))
+        made.append(Row(name, tuple(Cell(column, None, run) for column in columns)))
+    caption = (
+        "Accuracy on all classes so far, means over the steps after the base step: within steps every ten epochs of "
+        "the training, when it ends, and after the step. The first and the third row are fine-tuned between the last "
+        "two. 20 images of every class kept; measured on test images, by which nothing is chosen"
+    )
+    return Table("anytime", "Inference at any time", caption, tuple(made), look=10)
 
 
 def bounds() -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,16 @@ def scale_training(result: Mapping[str, Any]) -> float:
     return sum_steps(result, "training_seconds") * longer + sum_steps(result, "refitting_seconds")
 
 
+def average_looks(result: Mapping[str, Any], pick: Callable[[Sequence[float]], float]) -> float:
+    """The mean over the steps after the base step of what is picked of the accuracies while a step is trained.
+
+    Fine-tuning is not part of it. NaN if there are none in some step.
+    """
+    looks = [look for look in result.get("looks", ()) if look["stage"] == "train"]
+    by_step = [[look["top1"] for look in looks if look["step"] == t] for t in range(1, len(result["steps"]))]
+    return float(np.mean([pick(own) for own in by_step])) if by_step and all(by_step) else math.nan
+
+
 METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "average": lambda result: result["average_incremental_accuracy"],
     "average top 5": lambda result: result["average_incremental_accuracy_top5"],
@@ -44,11 +54,15 @@ METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "base step": lambda result: result["steps"][0]["top1"],
     "first step": lambda result: result["steps"][1]["top1"],
     "first steps": lambda result: float(np.mean([step["top1"] for step in result["steps"][1:4]])),
+    "within steps": lambda result: average_looks(result, np.mean),
+    "training ends": lambda result: average_looks(result, lambda own: own[-1]),
+    "after steps": lambda result: float(np.mean([step["top1"] for step in result["steps"][1:]])),
     "seconds": scale_training,
     "training MiB": lambda result: result["steps"][1].get("training_mib") or math.nan,
 }
 """the values of a result: averages are over all steps, `final` is after the last, on all, base or later classes; the
-first steps are those after the base step, one or three; MiB are of a GPU at its peak"""
+first steps are those after the base step, one or three; within steps is while they are trained, and training ends
+before fine-tuning; MiB are of a GPU at its peak"""
 
 TIMED = ("seconds", "training MiB")
 """the metrics that depend on the machine"""
@@ -97,6 +111,8 @@ class Table:
     rows: tuple[Row, ...]
     alone: bool = False
     """whether its runs are timed: one at a time, with nothing reused"""
+    look: int = 0
+    """epochs between the accuracies that its runs measure within their steps; 0 for none"""
     figure: bool = False
     """whether it is a figure's runs"""
 

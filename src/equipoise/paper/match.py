@@ -56,8 +56,11 @@ def find_missing_data(run: Run) -> str | None:
 
 
 def load_records(folder: Path) -> Records:
-    """Load all results below a folder. Of two with equal settings and seed, prefer one that reused nothing, else the
-    first by name."""
+    """Load all results below a folder.
+
+    Of two with equal settings and seed, prefer one that reused nothing, rather one that looked within its steps, else
+    the first by name.
+    """
     check_exists(folder, "one that holds the folders of runs")
     records = Records([], {})
     for path, result in read_results(path.parent for path in sorted(folder.rglob("result.json"))).items():
@@ -68,9 +71,14 @@ def load_records(folder: Path) -> Records:
             if run.data.name in SHAPES:
                 by_seed = records.by_run.setdefault(make_key(run), {})
                 kept = by_seed.setdefault(run.seed, found)
-                if kept.result.get("reused") and not found.result.get("reused"):
+                if rank_record(found) > rank_record(kept):
                     by_seed[run.seed] = found
     return records
+
+
+def rank_record(found: Found) -> int:
+    """How much a record can be used for: 0 if it reused a step, 1 if not, 2 if it looked within its steps besides."""
+    return 0 if found.result.get("reused") else 2 if found.result.get("looks") else 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,8 @@ class Filled:
     quoted: bool = False
     joined: bool = False
     """measured with joined batches, since no record with short ones exists"""
+    flags: str = ""
+    """what its command says besides, of how it is done"""
 
     @property
     def values(self) -> list[float]:
@@ -144,7 +154,7 @@ class Filled:
     @property
     def command(self) -> str | None:
         """The command that measures it."""
-        return None if self.cell.run is None else write_command(self.cell.run)
+        return None if self.cell.run is None else write_command(self.cell.run) + self.flags
 
 
 class FilledRow(NamedTuple):
@@ -162,17 +172,19 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
     """
 
     def find(run: Run) -> tuple[Found, ...]:
-        by_seed = find_records(run, records, table.alone)
+        by_seed = find_records(run, records, table.alone, table.look > 0)
         return tuple(by_seed[s] for s in sorted(by_seed) if seeds is None or s < seeds)
+
+    flags = f" --evaluate-every {table.look} --store none" if table.look else ""
 
     def one(cell: Cell, row: Row) -> Filled:
         if cell.run is None or cell.run.data.name not in SHAPES:
             return Filled(cell, (), row.quoted)
         found, joined = find(cell.run), join_batches(cell.run)
         if found or joined is None or table.alone or make_key(joined) in map(make_key, list_row_runs(row)):
-            return Filled(cell, found, row.quoted)
+            return Filled(cell, found, row.quoted, flags=flags)
         found = find(joined)
-        return Filled(cell, found, row.quoted, joined=bool(found))
+        return Filled(cell, found, row.quoted, joined=bool(found), flags=flags)
 
     return [FilledRow(row, tuple(one(cell, row) for cell in row.cells)) for row in table.rows]
 
@@ -189,10 +201,10 @@ def join_batches(run: Run) -> Run | None:
     return replace(run, recipe=replace(run.recipe, last="joined"))
 
 
-def find_records(run: Run, records: Records, alone: bool) -> dict[int, Found]:
-    """The records of a run by seed; with `alone`, those that reused nothing."""
-    found = records.by_run.get(make_key(run), {})
-    return {seed: one for seed, one in found.items() if not (alone and one.result.get("reused"))}
+def find_records(run: Run, records: Records, alone: bool = False, looks: bool = False) -> dict[int, Found]:
+    """The records of a run by seed; with `alone` those that reused nothing, with `looks` those that looked besides."""
+    found, least = records.by_run.get(make_key(run), {}), 2 if looks else 1 if alone else 0
+    return {seed: one for seed, one in found.items() if rank_record(one) >= least}
 
 
 def list_runs(tables: Sequence[Table], seeds: int) -> list[Run]:
@@ -202,6 +214,6 @@ def list_runs(tables: Sequence[Table], seeds: int) -> list[Run]:
     return list({(make_key(run), run.seed): run for run in each}.values())
 
 
-def find_missing_runs(runs: Sequence[Run], records: Records, alone: bool = False) -> list[Run]:
-    """The runs without a record; with `alone`, without one that reused nothing."""
-    return [run for run in runs if run.seed not in find_records(run, records, alone)]
+def find_missing_runs(runs: Sequence[Run], records: Records, alone: bool = False, looks: bool = False) -> list[Run]:
+    """The runs without a record; with `alone` or `looks`, without one as `find_records` has it."""
+    return [run for run in runs if run.seed not in find_records(run, records, alone, looks)]

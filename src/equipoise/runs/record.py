@@ -78,7 +78,18 @@ def find_fault(result: Result) -> str | None:
         isinstance(reused, dict) and isinstance(reused.get("steps"), list) and is_number(reused.get("seconds"))
     ):
         return "it does not say which steps it reused"
+    looks = result.get("looks", [])
+    if not isinstance(looks, list) or not all(map(is_look, looks)):
+        return "its looks within steps are no accuracies"
     return find_wrong_setting(result["run"]) or find_wrong_number(result) or find_contradiction(result)
+
+
+def is_look(look: Any) -> bool:
+    """Whether a value is an accuracy within a step."""
+    if not isinstance(look, dict) or not isinstance(look.get("stage"), str) or type(look.get("step")) is not int:
+        return False
+    done, top1 = look.get("done"), look.get("top1")
+    return is_number(done) and 0 <= done <= 1 and is_number(top1) and -NEAR <= top1 <= 100 + NEAR
 
 
 def find_wrong_setting(run: dict[str, Any]) -> str | None:

@@ -234,9 +234,15 @@ class Attempt:
             self.confusion = confusion_matrix(z, y, now)
             return summarise(z, y, self.plan.sizes[: t + 1])
 
+    def list_looks(self) -> list[dict[str, Any]]:
+        """The accuracies measured within steps, each with the part of its step that was done."""
+        names = {"step": "step", "stage": "stage", "done": "done", "accuracy": "top1"}
+        return [{new: line[old] for old, new in names.items()} for line in self.lines if "accuracy" in line]
+
     def make_result(self) -> Result:
         """The content of `result.json`."""
         plan, records = self.plan, self.records
+        looks = self.list_looks()
         machine = {**plan.machine, **describe_hardware(self.learner.device_)}
         return {
             "format": 1,
@@ -249,6 +255,7 @@ class Attempt:
             "forgetting": forgetting([r["by_step"] for r in records]),
             "alpha": self.learner.alphas_,
             "steps": records,
+            **({"looks": looks} if looks else {}),
             "confusion": self.confusion.tolist(),
             "resolved": plan.describe_stages(),
             "reused": self.reused,

@@ -103,7 +103,7 @@ class Options:
     checkpoint: float = 30.0
     """seconds between checkpoints; 0 for one at every epoch"""
     evaluate_every: int = 0
-    """epochs between looks at the test (or validation) images on the way, for metrics.jsonl; 0 for none"""
+    """epochs between looks at the test (or validation) images on the way; 0 for none"""
 
     def __post_init__(self) -> None:
         check("checkpoint", self.checkpoint, least=0)

@@ -39,6 +39,20 @@ def compare_gains(read: Read) -> float:
     return min(gains[c] for c in CIFAR[:2]) - max(gains[c] for c in ALL if c not in CIFAR[:2])
 
 
+def compare_anytime(finetuned: str, balanced: str) -> tuple[Check, ...]:
+    """Checks that one needs its fine-tuning, and that the other, which has none, is better before."""
+
+    def place(row: str, metric: str) -> tuple[str, str, str]:
+        return "anytime", row, f"cifar100-{metric}"
+
+    ends, within = "training-ends", "within-steps"
+    return (
+        Check(f"{finetuned}, after − before it", subtract(place(finetuned, "after-steps"), place(finetuned, ends))),
+        Check(f"{balanced} − {finetuned}, before it", subtract(place(balanced, ends), place(finetuned, ends))),
+        Check(f"{balanced} − {finetuned}, within steps", subtract(place(balanced, within), place(finetuned, within))),
+    )
+
+
 HALF = (
     Claim(
         "4.2.1, table 1",
@@ -124,6 +138,14 @@ HALF = (
             Check(
                 "PODNet over PODNet, Balanced: seconds", need_more("PODNet", PODNET_BALANCED, "seconds"), form=PERCENT
             ),
+        ),
+    ),
+    Claim(
+        "4.2.1",
+        "Without fine-tuning, one can predict at any time during the training.",
+        (
+            *compare_anytime("PODNet", PODNET_BALANCED),
+            *compare_anytime(f"{IL}, balanced finetuning", IL_BALANCED),
         ),
     ),
     Claim(
