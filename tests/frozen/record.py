@@ -4,9 +4,9 @@
     python tests/frozen/record.py check FILE     computes every case again and names those that differ
     python tests/frozen/record.py gpu FOLDER     short CIFAR-100 runs on a GPU: a line each, and a hash of its logits
 
-A case is a method, a remedy, a memory and settings; cases that are refused are recorded as refused. Six cases of PODNet
-were recorded anew when a CPU began to sum squares of stage outputs instead of taking norms, which rounds differently; with
-norms all 269 were still the same then.
+A case is a method, a remedy, a memory and settings; cases that are refused are recorded as refused. Six cases of
+PODNet were recorded anew when a CPU began to sum squares of stage outputs instead of taking norms, which rounds
+differently; with norms all 269 were still the same then.
 """
 
 from __future__ import annotations
