@@ -16,7 +16,7 @@ import stat
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from filelock import FileLock, Timeout
 
@@ -75,12 +75,19 @@ class Lease:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
+    with replace_file(path) as f:
+        f.write(data)
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to during the block, under a temporary name. At its end it is synchronised and renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     check_no_folder(path)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}{PARTIAL}")
     try:
         with partial.open("wb") as f:
-            f.write(data)
+            yield f
             f.flush()
             os.fsync(f.fileno())
         partial.replace(path)

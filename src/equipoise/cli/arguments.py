@@ -67,6 +67,32 @@ class Paper:
 
 
 @dataclass
+class Pack:
+    """Decode the images of a folder once, so that runs need not; it goes on where it was stopped.
+
+    DIR has a folder for each class, or such folders in train and val. Runs pack by themselves what is not packed.
+    """
+
+    dir: Path
+    """folder of images, which keeps them"""
+    out: Path | None = None
+    """folder to write to (default: one in DIR, where runs find it)"""
+    size: int | None = None
+    """side of the squares that a net is to see (default: 224; images of one size of up to 64 pixels as they are)"""
+    short_side: int | None = None
+    """short side of training images in pixels; smaller ones are not enlarged (default: 8/7 of the size, so 256)"""
+    square: bool = False
+    """store only the centre square of training images; of test images it always is"""
+    subset: Literal["first100", "seed1993"] | None = None
+    """pack only the classes of ImageNet-Subset: the first 100, or those drawn with seed 1993 (default: all classes)"""
+    workers: int | None = None
+    """processes (default: one for each core)"""
+
+    def __post_init__(self) -> None:
+        check("workers", 1 if self.workers is None else self.workers, least=1, whole=True)
+
+
+@dataclass
 class Report:
     """Make a page, tables and figures that compare recorded numbers with those of the paper."""
 
@@ -113,10 +139,12 @@ class Bench:
             check("packed", k, least=2, whole=True)
 
 
-ARGUMENTS: dict[str, type] = {"show": Show, "paper": Paper, "report": Report, "demo": Demo, "bench": Bench}
+ARGUMENTS: dict[str, type] = {
+    "show": Show, "paper": Paper, "report": Report, "pack": Pack, "demo": Demo, "bench": Bench,
+}  # fmt: skip
 VERBS = {
     "run": "Train a method through a protocol and record the result; resume it if it was stopped.",
     "sweep": "Do many runs, several at a time: as run, but a value may be a list such as --seed 0,1,2.",
-    **{verb: str(kind.__doc__) for verb, kind in ARGUMENTS.items()},
+    **{verb: str(kind.__doc__).partition("\n\n")[0] for verb, kind in ARGUMENTS.items()},
 }
 """every verb, and what it does"""

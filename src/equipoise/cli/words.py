@@ -61,5 +61,5 @@ def refuse_empty_path(verb: str, argv: Sequence[str]) -> None:
         flag, equals, value = word.partition("=")
         if equals and not value and flag in PATHS:
             raise UsageError(f"{flag} is empty: name a folder")
-        if not word and (before in PATHS or verb in ("report", "show")):
+        if not word and (before in PATHS or verb in ("report", "show", "pack")):
             raise UsageError(f"{before if before in PATHS else 'a path'} is empty: name a folder")
