@@ -11,7 +11,7 @@ import torch
 from steps import make_step, note_trainings
 from torch import Tensor
 
-from equipoise import TPCIL, Learner, Recipe, UsageError
+from equipoise import TPCIL, Learner, Meta, Recipe, UsageError
 from equipoise.data.datasets import load
 from equipoise.data.images import Images
 from equipoise.data.memory import fit_vertices, take_nearest
@@ -133,6 +133,16 @@ def test_anchors_are_the_memory_dealt_out_again_and_again(each: int, anchors: in
         assert len(set(dealt)) == len(dealt) and (y[dealt] < 7).all(), "each at most once in a deal, all from memory"
     first_step = make_step((7,), Images(torch.zeros(len(y), 1, 8, 8, dtype=torch.uint8), y))
     assert m.more(first_step, torch.zeros(3, 32), generator(0)) is None
+
+
+def test_images_that_meta_holds_out_are_no_anchors() -> None:
+    """B_t is for α alone: a net that keeps its topology has seen it."""
+    y = torch.tensor([k for k in range(7) for _ in range(5)] + [7] * 40)
+    net: Any = object()
+    images, held = Images(torch.zeros(len(y), 1, 8, 8, dtype=torch.uint8), y), torch.arange(0, len(y), 5)
+    more = TPCIL(Meta()).more(make_step((7, 1), images, held=held, teacher=net), torch.zeros(9, 32), generator(0))
+    assert more is not None and more.where.shape == (9, 28)
+    assert set(more.where.flatten().tolist()) == set(range(35)) - set(held.tolist())
 
 
 def test_competitive_hebbian_learning_is_the_rule() -> None:

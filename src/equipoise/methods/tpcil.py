@@ -67,13 +67,14 @@ class TPCIL(Method):
         return h @ h.T
 
     def more(self, s: Step, which: Tensor, gen: torch.Generator) -> More | None:
-        """Anchors: the memory, shuffled and dealt out in full batches, again and again."""
+        """Anchors: the memory that is trained on, shuffled and dealt out in full batches, again and again."""
         if s.teacher is None or s.where is s.memory:
             return None
-        size = min(self.anchors, len(s.memory))
-        deals = len(s.memory) // size
-        drawn = torch.rand(-(-len(which) // deals), len(s.memory), generator=gen, device=gen.device)
-        return More(s.memory[drawn.argsort(1)[:, : deals * size].reshape(-1, size)[: len(which)]])
+        old = s.where[s.y < s.n_old]  # without those that Meta holds out
+        size = min(self.anchors, len(old))
+        deals = len(old) // size
+        drawn = torch.rand(-(-len(which) // deals), len(old), generator=gen, device=gen.device)
+        return More(old[drawn.argsort(1)[:, : deals * size].reshape(-1, size)[: len(which)]])
 
     def choose(self, s: Step, m: int, select: str, gen: torch.Generator) -> Tensor:
         """Herded exemplars, or the images nearest to the vertices that begin there."""
