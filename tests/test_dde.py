@@ -221,6 +221,22 @@ def test_a_second_stream_can_be_augmented_as_the_first(digits: Images, last: Any
     assert method.seen == sizes
 
 
+@pytest.mark.parametrize("last", ["joined", "short"])
+def test_an_epoch_is_embedded_once(digits: Images, last: Any) -> None:
+    """A short last batch finds its neighbours among the same images."""
+    net, seen = make_net(LUCIR(), 5), []
+    s = make_step((3, 2), digits, net=net, teacher=make_net(LUCIR(), 3).eval().requires_grad_(False))
+
+    def embed(*given: Any) -> Tensor:
+        seen.append(len(given[1]))
+        return s.embed(*given)
+
+    method, watched = DDE(), replace(s, embed=embed)
+    method.enter(watched, Stage("train", Recipe()))
+    train(method, watched, Recipe(epochs=2, lr=0.01, batch=32, last=last), Crop(pad=1))
+    assert len(seen) == 2 and (last == "joined" or seen == [100, 100])
+
+
 # The momentum effect
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..data.augment import AugmentedEpoch, Crop
 from ..data.images import Images
-from ..step import More, Step
+from ..nets import Net
+from ..step import Embed, More, Step
 
 Order = Callable[[int], Tensor]
 """positions of the images of the k-th epoch"""
@@ -81,6 +82,20 @@ def join_batches(sources: Sequence[Table], batches: Sequence[Tensor]) -> Augment
     drawn = [source.drawn[: len(which)].flatten(0, 1) for source, which in zip(sources, batches)]
     where = torch.cat([which.flatten() for which in batches])
     return AugmentedEpoch(sources[0].images, sources[0].crop, where, torch.cat(drawn))
+
+
+def remember_epoch(embed: Embed) -> Embed:
+    """`embed`, but the features of an epoch are computed once for each net, and then remembered."""
+    known: dict[Net, Tensor] = {}
+
+    def embed_once(net: Net, where: Tensor | AugmentedEpoch, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        if isinstance(where, Tensor) or view is not None:
+            return embed(net, where, view)
+        if net not in known:
+            known[net] = embed(net, where)
+        return known[net]
+
+    return embed_once
 
 
 class SecondStream(Table):

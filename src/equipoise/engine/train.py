@@ -20,7 +20,7 @@ from ..method import Method
 from ..nets import Batch, Features, Out
 from ..step import More, Stage, Step
 from . import meta
-from .batches import Batches, SecondStream, Table, join_batches, shuffle
+from .batches import Batches, SecondStream, Table, join_batches, remember_epoch, shuffle
 from .cuda_graph import Engine, SideStream, prepare
 from .gpu import get_recent_peak_memory, reset_peak_memory
 from .sgd import Weights, compute_gradient, select_weights, sgd_
@@ -212,9 +212,9 @@ class Training:
     def _load_second_streams(self, batches: list[Tensor], epoch: int) -> None:
         """Lay out the second stream beside the batches of each source, if the method has one."""
         crop, gen = self.on.crop, partial(generator, self.on.seed, self.s.t, self.stage.name, device=self.device)
-        whole = join_batches(self.sources, batches)
+        whole, embed = join_batches(self.sources, batches), remember_epoch(self.s.embed)
         for k, which in enumerate(batches):
-            s, whole = replace(self.s, epoch=whole), replace(whole, first=whole.first + which.numel())
+            s, whole = replace(self.s, epoch=whole, embed=embed), replace(whole, first=whole.first + which.numel())
             more = self.method.more(s, which, gen("more", epoch, k)) if len(which) else None
             if more is None:
                 continue
