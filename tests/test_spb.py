@@ -273,6 +273,28 @@ def test_it_keeps_no_images_unless_told_and_refuses_where_they_have_no_class() -
             Learner(kind(Meta()), 0)
 
 
+class Narrow(torch.nn.Module):
+    """Fewer channels than features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        x = self.conv(x)
+        return self.linear(x.mean((2, 3))), [x]
+
+
+def test_what_cannot_be_rotated_is_refused() -> None:
+    part, quick = digits(0, 2), Recipe(epochs=1, batch=32)
+    for kind in (SPBI, SPBM):
+        with pytest.raises(UsageError, match=f"{kind.name} rotates images, which must be square, not 8 x 5 pixels"):
+            Learner(kind(), 0, recipe=quick).learn(part.x[..., :5], part.y.tolist())
+    Learner(SPB(), 0, recipe=quick).learn(part.x[:50, ..., :5], part.y[:50].tolist())
+    with pytest.raises(UsageError, match="the last stage output has 16 channels, and there are 32 features"):
+        Learner(SPBI(), 0, recipe=quick, backbone=Narrow).learn(part.x, part.y.tolist())
+
+
 def test_base_steps_are_shared_by_what_acts_later() -> None:
     for kind in (SPB, SPBI, SPBM):
         assert kind(Balanced(), classes="all", weights="ones").at_base() == kind()

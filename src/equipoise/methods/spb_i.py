@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..errors import UsageError
 from ..nets import Batch, Out
 from ..nets.heads import Head, RotationHead
-from ..step import Learned, Step
+from ..step import Learned, Plan, Shape, Stages, Step
 from .spb import SPB
 
 
@@ -38,6 +39,11 @@ class SPBI(SPB):
         plain = len(z) // 4
         return super().classify(z[:plain], y[:plain], s)
 
+    def stages(self, plan: Plan) -> Stages:
+        """SPB's, of square images."""
+        check_square(self.name, plan.shape)
+        return super().stages(plan)
+
     def views(self, x: Tensor) -> Tensor:
         """Four rotations."""
         return rotate(x)
@@ -59,3 +65,12 @@ class SPBI(SPB):
 def rotate(x: Tensor) -> Tensor:
     """Four copies of a batch, rotated by 0, 90, 180 and 270 degrees."""
     return torch.cat([torch.rot90(x, turns, (2, 3)) for turns in range(4)])
+
+
+def check_square(name: str, shape: Shape) -> None:
+    """Refuse images that do not keep their shape when they are rotated."""
+    _, height, width = shape
+    if height != width:
+        raise UsageError(
+            f"{name} rotates images, which must be square, not {height} x {width} pixels: crop or pad them"
+        )

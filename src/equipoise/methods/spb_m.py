@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from ..nets import Out
 from ..nets.heads import Head, PerspectiveHead
-from ..step import Learned
+from ..step import Learned, Plan, Stages
 from .spb import SPB
-from .spb_i import rotate
+from .spb_i import check_square, rotate
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class SPBM(SPB):
     """what predictions add up over the classifiers; the paper does not say"""
     scales: Literal["shared", "each"] = "shared"
     """whether the classifiers share one η; the paper does not say"""
+
+    def stages(self, plan: Plan) -> Stages:
+        """SPB's, of square images."""
+        check_square(self.name, plan.shape)
+        return super().stages(plan)
 
     def views(self, x: Tensor) -> Tensor:
         """Four rotations."""

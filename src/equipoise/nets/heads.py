@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data.images import sum_by_class
+from ..errors import UsageError
 from .backbones import Block, initialise_convolutions
 
 
@@ -142,6 +143,9 @@ class RotationHead(CosineHead):
     def forward(self, h: Tensor, maps: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The logits of a batch, and those of its rotations."""
         z, extra = super().forward(h, maps)
+        if (channels := maps[-1].shape[1]) != h.shape[1]:
+            words = f"the last stage output has {channels} channels, and there are {h.shape[1]} features"
+            raise UsageError(f"{words}: to tell rotations apart, a backbone must have as many of each")
         seen = self.blocks(maps[-1].to(h.dtype)).mean((2, 3))
         turns = self.turn_scale * F.normalize(seen, dim=1) @ F.normalize(self.turns, dim=1).T
         return z, {**extra, "turns": turns}
