@@ -160,7 +160,8 @@ def test_either_kind_of_outputs_has_the_recipe_of_its_code() -> None:
         pytest.approx([0.1, 0.01, 0.001])
     )
     original = ICaRL(outputs="sigmoid").recipe(small)
-    assert (original.epochs, original.weight_decay, original.momentum) == (70, 1e-5, 0.9)
+    # Lasagne's penalty is 1e-5 Σ w², with a gradient of 2e-5 w; SGD's weight decay is the factor of w itself.
+    assert (original.epochs, original.weight_decay, original.momentum) == (70, 2e-5, 0.9)
     assert [original.lr_at(k) for k in (0, 48, 49, 62, 63)] == pytest.approx([2.0, 2.0, 0.4, 0.4, 0.08])
     original = ICaRL(outputs="sigmoid").recipe(large)
     assert original.epochs == 60
