@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise.data.ragged import Ragged
 from equipoise.engine.kernels import launch
 from equipoise.nets import Net
 from equipoise.nets.backbones import Backbone, PODNetResNet32, ResNet32
@@ -20,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from equipoise.engine.kernels.resize import resize
 from equipoise.engine.kernels.resnet32 import Frozen, Training
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -28,7 +30,8 @@ MOST_SHARED = 232_448
 
 
 def wanted(backbone: Backbone) -> list[tuple[Any, ...]]:
-    """What a training step with a teacher launches, at the sizes of CIFAR; nothing is computed."""
+    """What a training step with a teacher launches, at the sizes of CIFAR, and what cuts and resizes images; nothing is
+    computed."""
     net = Net(backbone, LinearHead(64), torch.zeros(3), torch.ones(3))
     x = torch.zeros(128, 3, 32, 32, dtype=torch.uint8)
     collected: dict[Any, tuple[Any, ...]] = {}
@@ -38,6 +41,8 @@ def wanted(backbone: Backbone) -> list[tuple[Any, ...]]:
             Frozen(net)(x)
         h, maps = Training(net)(x)
         torch.autograd.grad([h, *maps], list(net.backbone.parameters()), [torch.ones_like(t) for t in (h, *maps)])
+        images = Ragged.of_one_size(torch.zeros(2, 3, 9, 9, dtype=torch.uint8), 8)
+        resize(images, torch.arange(2), torch.zeros(2, 5).long(), 8, 9)
     return list(collected.values())
 
 
@@ -80,7 +85,8 @@ def test_all_kernels_of_a_step_compile_and_fit() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(made)
     assert {one.kernel for one in found} == {
-        "pixels_to_rows", "conv", "normalise", "top", "normalise_backward", "weight_gradient", "input_gradient"
+        "pixels_to_rows", "conv", "normalise", "top", "normalise_backward", "weight_gradient", "input_gradient",
+        "resize_boxes",
     }  # fmt: skip
     for one in found:
         assert one.multiplies == (one.kernel in ("conv", "input_gradient", "weight_gradient")), one

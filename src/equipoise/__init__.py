@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data.augment import Crop
+    from .data.augment import Crop, ResizedCrop
     from .errors import DataError, EquipoiseError, RunError, UsageError
     from .learner import Learner
     from .method import Method
@@ -53,7 +53,7 @@ __all__ = [
     "BalancedFinetuning", "Batch", "BiC", "ClassOversampling", "Crop", "DataError", "EquipoiseError", "FineTuning",
     "Finetune", "GeoDL", "Group", "ICaRL", "ILBaseline", "Joint", "Learner", "LossRescaling", "LwF",
     "MemoryOversampling", "Meta", "Method", "Mnemonics", "Out", "PODNet", "Plan", "Recipe", "Relaxed", "Remedy",
-    "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
+    "ResizedCrop", "RunError", "SeparatedSoftmax", "Stage", "Standard", "Step", "UsageError",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

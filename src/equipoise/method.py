@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .data import memory
-from .data.augment import Crop
+from .data.augment import Augment
 from .errors import UsageError, format_count
 from .losses import full_precision
 from .nets import Batch, Out
@@ -175,7 +175,7 @@ class Method:
             which = torch.randperm(len(s.where), generator=gen, device=gen.device)
         return s.where[which]
 
-    def augmentation(self, crop: Crop) -> Crop:
+    def augmentation(self, crop: Augment) -> Augment:
         """The augmentation of the images to train on, given that of the data set."""
         return crop
 

@@ -146,7 +146,7 @@ class PerImage(Dataset[tuple[Tensor, int]]):
     """A data set as the public code bases have it: every image goes through PIL, by itself, in a worker process."""
 
     def __init__(self, images: Images) -> None:
-        self.x = images.x.permute(0, 2, 3, 1).contiguous().numpy()
+        self.x = images.take_squares(torch.arange(len(images))).permute(0, 2, 3, 1).contiguous().numpy()
         self.y = images.y.tolist()
 
     def __len__(self) -> int:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from .ragged import Ragged, join_ragged
+from .resize import see_centre
+
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled images on one device: `x` is uint8 (n, channels, height, width), `y` int64 (n,).
+    """Labelled images on one device: `x` is uint8 (n, channels, height, width) or `Ragged`, `y` int64 (n,).
 
     Pixels are stored here once; training sets, exemplars and batches are positions.
     """
 
-    x: Tensor
+    x: Tensor | Ragged
     y: Tensor
     id: str = ""
     """a hash of all pixels and labels, if known"""
@@ -31,6 +35,15 @@ class Images:
         """The same images on another device."""
         return Images(self.x.to(device), self.y.to(device), self.id)
 
+    def take_squares(self, which: Tensor) -> Tensor:
+        """The pixels of some images (n, channels, height, width), as a net sees them where nothing is random."""
+        part = self.x[which]
+        return see_centre(part) if isinstance(part, Ragged) else part
+
+    def compact(self) -> Images:
+        """The same images, without pixels of others."""
+        return replace(self, x=self.x.compact()) if isinstance(self.x, Ragged) else self
+
     def find_positions(self, first: int, last: int) -> Tensor:
         """Positions of the images of the classes first, ..., last - 1."""
         return ((self.y >= first) & (self.y < last)).nonzero()[:, 0]
@@ -44,25 +57,45 @@ class Images:
             h.update(where.cpu().numpy().data)
             h.update(self.y[where].cpu().numpy().data)
         else:
-            h = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
-            h.update(self.x.contiguous().cpu().numpy().data)
+            ragged = isinstance(self.x, Ragged)
+            head = ("ragged", len(self)) if ragged else (tuple(self.x.shape), str(torch.uint8))
+            h = hashlib.sha256(repr(head).encode())
+            if isinstance(self.x, Ragged):
+                h.update(self.x.size.contiguous().cpu().numpy().data)
+            for pixels in list_pixels(self.x):
+                h.update(pixels.cpu().numpy().data)
             h.update(self.y.contiguous().cpu().numpy().data)
         return h.hexdigest()
 
 
+def list_pixels(x: Tensor | Ragged) -> Iterator[Tensor]:
+    """All pixels in order, contiguous; those of images of different sizes some at a time, without gaps."""
+    if isinstance(x, Tensor):
+        yield x.contiguous()
+    else:
+        yield from (part.compact().pixels for part in x.chunks())
+
+
 def join_images(a: Images, b: Images) -> Images:
     """The images of a, then those of b."""
-    return Images(torch.cat([a.x, b.x]), torch.cat([a.y, b.y]))
+    y = torch.cat([a.y, b.y])
+    if isinstance(a.x, Tensor) and isinstance(b.x, Tensor):
+        return Images(torch.cat([a.x, b.x]), y)
+    one, other = (x if isinstance(x, Ragged) else Ragged.of_one_size(x) for x in (a.x, b.x))
+    return Images(join_ragged(one, other), y)
 
 
-def measure_channels(x: Tensor) -> tuple[Tensor, Tensor]:
+def measure_channels(x: Tensor | Ragged) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel of uint8 images, in units of pixel values.
 
     Computed from a histogram: exact, equal on every device, and without a float copy of the images.
     """
     levels = torch.arange(256, dtype=torch.float64)
-    counts = [torch.bincount(x[:, c].flatten(), minlength=256).cpu().double() for c in range(x.shape[1])]
-    p = torch.stack(counts) / counts[0].sum()
+    counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)
+    for pixels in list_pixels(x):
+        channels = pixels.view(-1, 3).unbind(1) if isinstance(x, Ragged) else pixels.unbind(1)
+        counts += torch.stack([torch.bincount(c.flatten(), minlength=256).cpu().double() for c in channels])
+    p = counts / counts[0].sum()
     mean = p @ levels
     std = ((p @ levels**2) - mean**2).clamp_min(0).sqrt()
     return mean, torch.where(std > 0, std, 1.0)  # a constant channel is normalised to 0

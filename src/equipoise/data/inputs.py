@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, format_count
+from .augment import Augment, ResizedCrop, fit_pixels
+from .ragged import Ragged
 
 
 def as_images(images: Any, copy: bool = False) -> Tensor:
@@ -43,17 +45,31 @@ def as_images(images: Any, copy: bool = False) -> Tensor:
     return (flat.clone() if copy and from_torch else flat).view(x.shape)
 
 
+def as_pixels(images: Any, crop: Augment | None, copy: bool = False) -> Tensor | Ragged:
+    """Convert images to what an augmentation reads: for a `ResizedCrop`, a list may have images of different sizes."""
+    if not isinstance(crop, ResizedCrop) or not isinstance(images, Sequence):
+        return fit_pixels(as_images(images, copy), crop)
+    if not images:
+        raise UsageError("there are no images")
+    arrays = [as_images((one if isinstance(one, Tensor) else np.asarray(one))[None]) for one in images]
+    return Ragged.stack([x[0].permute(1, 2, 0).expand(-1, -1, 3) for x in arrays], crop.size)
+
+
 def is_ordinary(tensor: Tensor) -> bool:
     """Whether a tensor has its values one beside the other: it is not sparse, quantized, nested or a meta tensor."""
     return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)
 
 
-def as_batch(images: Any, known: tuple[int, int, int]) -> Any:
-    """Turn a single image into a batch of one, where images of the shape `known` are expected."""
+def as_batch(images: Any, known: tuple[int, int, int], crop: Augment | None) -> Any:
+    """Turn a single image into a batch of one, where images of the shape `known` are expected, or of any size for a
+    `ResizedCrop`."""
     try:
         shape = tuple(np.shape(images))
     except ValueError:  # images of several sizes: `as_images` raises
         return images
+    if isinstance(crop, ResizedCrop):
+        colour = len(shape) == 3 and 3 in (shape[2], shape[0] if isinstance(images, Tensor) else 0)
+        return [images] if len(shape) == 2 or colour else images
     channels, height, width = known
     alone = shape in ((height, width), (height, width, channels)) or (channels > 1 and shape == known)
     return images[None] if alone and isinstance(images, (np.ndarray, Tensor)) else [images] if alone else images
@@ -86,7 +102,7 @@ def as_statistics(normalise: Statistics, channels: int) -> tuple[Tensor, Tensor]
     return mean, std
 
 
-def get_image_shape(x: Tensor) -> tuple[int, int, int]:
+def get_image_shape(x: Tensor | Ragged) -> tuple[int, int, int]:
     """(channels, height, width)."""
     _, channels, height, width = x.shape
     return channels, height, width

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..data.augment import AugmentedEpoch, Crop
+from ..data.augment import Augment, AugmentedEpoch
 from ..data.images import Images
 from ..nets import Net
 from ..step import Embed, More, Step
+from .pixels import augment
 
 Order = Callable[[int], Tensor]
 """positions of the images of the k-th epoch"""
@@ -21,7 +22,7 @@ Draw = Callable[[tuple[int, int], int], Tensor]
 class Table:
     """Batches as positions, the random numbers of their augmentation, and a counter."""
 
-    def __init__(self, images: Images, crop: Crop, most: int, size: int) -> None:
+    def __init__(self, images: Images, crop: Augment, most: int, size: int) -> None:
         self.images, self.crop, self.size = images, crop, size
         device = images.y.device
         self.which = torch.zeros(most, size, dtype=torch.long, device=device)
@@ -39,7 +40,7 @@ class Table:
         which = self.which.index_select(0, self.at)[0]
         drawn = self.drawn.index_select(0, self.at)[0]
         self.at += 1
-        return self.crop(self.images.x, which, drawn), self.images.y[which]
+        return augment(self.crop, self.images.x, which, drawn), self.images.y[which]
 
 
 class Batches(Table):
@@ -48,7 +49,7 @@ class Batches(Table):
     Any part of the stream can be loaded without what came before.
     """
 
-    def __init__(self, images: Images, crop: Crop, size: int, order: Order, draw: Draw, most: int = 0) -> None:
+    def __init__(self, images: Images, crop: Augment, size: int, order: Order, draw: Draw, most: int = 0) -> None:
         """`most` batches are laid out at a time, by default one epoch's."""
         self.order, self.draw = order, draw
         self.length = len(order(0))
@@ -101,7 +102,7 @@ def remember_epoch(embed: Embed) -> Embed:
 class SecondStream(Table):
     """The second stream of batches: images of the data set, or pixels in the state that replace the memory's."""
 
-    def __init__(self, s: Step, more: More, crop: Crop, most: int) -> None:
+    def __init__(self, s: Step, more: More, crop: Augment, most: int) -> None:
         images = s.images
         if more.pixels is not None:
             images = Images(s.state[more.pixels], s.images.y[s.memory])

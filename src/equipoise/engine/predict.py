@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..data.augment import AugmentedEpoch
+from ..data.ragged import Ragged
 from ..nets import Net, Out
 from .device import use_device
+from .pixels import take
 
 CHUNK = 1000 * 32 * 32
 """most pixels in a chunk"""
@@ -22,7 +24,7 @@ View = Callable[[Tensor], Tensor]
 
 def compute_outputs(
     net: Net,
-    x: Tensor,
+    x: Tensor | Ragged,
     where: Tensor | AugmentedEpoch | None = None,
     view: View | None = None,
     classify: bool = True,
@@ -43,18 +45,17 @@ def compute_outputs(
     net.eval()
     try:
         for first in range(0, count, chunk):
-            part = (x if where is None else where)[first : first + chunk]
-            part = (x[part] if isinstance(where, Tensor) else part).to(device)
-            part = part if view is None else view(part)
             plain = torch.autocast(device.type, enabled=False)
             with torch.no_grad(), plain, use_device(device, tuned=False):
+                part = take(x, where, slice(first, first + chunk), device)
+                part = part if view is None else view(part)
                 out: Out = functional_call(net, weights, (part, None, classify))
             yield out
     finally:
         net.train(training)
 
 
-def compute_features(net: Net, x: Tensor, where: Tensor | AugmentedEpoch, view: View | None = None) -> Tensor:
+def compute_features(net: Net, x: Tensor | Ragged, where: Tensor | AugmentedEpoch, view: View | None = None) -> Tensor:
     """The embeddings of the images at these positions or of an epoch; if a view stacks copies, copy by copy."""
     chunks = [out.h for out in compute_outputs(net, x, where, view, classify=False)]
     copies = sum(map(len, chunks)) // max(1, len(where))

@@ -35,7 +35,7 @@ def explain_unfit(s: Step, bf16: bool, method: Method) -> str | None:
     for net in (s.net, s.teacher):
         if net is not None and not has_kernels(net.backbone):
             return f"we have no kernels for this {type(net.backbone).__name__}"
-    height, width = s.images.x.shape[2:]
+    _, height, width = s.shape
     if height % 4 or width % 4:
         return f"our kernels need height and width to be multiples of 4, and images have {height} x {width} pixels"
     if not s.net.training and any(w.requires_grad for w in s.net.backbone.parameters()):

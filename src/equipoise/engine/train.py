@@ -13,7 +13,7 @@ import torch
 import torch._functorch.config
 from torch import Tensor
 
-from ..data.augment import Crop
+from ..data.augment import Augment
 from ..data.randomness import derive_seed, generator
 from ..errors import DivergedError
 from ..method import Method
@@ -68,7 +68,7 @@ class Conditions:
     """Seed, augmentation, precision and engine of a training."""
 
     seed: int
-    crop: Crop
+    crop: Augment
     bf16: bool = False
     engine: Engine = "eager"
     """how training steps are launched; affects speed only"""

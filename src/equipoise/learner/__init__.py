@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import files
-from ..data.augment import Crop
+from ..data.augment import Augment, Crop, fit_pixels
 from ..data.images import Images
 from ..data.inputs import Statistics, as_statistics, check_statistics
 from ..data.memory import Budget
@@ -57,7 +57,7 @@ class Learner(Predictor):
         backbone: ModuleSource | None = None,
         select: Literal["herding", "random"] = "herding",
         recipe: Recipe | None = None,
-        augment: Crop | None = None,
+        augment: Augment | None = None,
         normalise: Statistics | None = None,
         seed: int = 0,
         device: str | torch.device = "auto",
@@ -75,6 +75,7 @@ class Learner(Predictor):
             select: how exemplars are chosen.
             recipe: how to optimise; None for the method's own recipe for images of that size.
             augment: crop and flip; None for shifts by an eighth and mirroring (tiny images: one pixel, no mirror).
+                With ResizedCrop(224), images are a list, may have different sizes, and are resized on the device.
             normalise: mean and standard deviation per channel, pixels counted from 0 to 1; None to measure
                 them on the first images that are learned.
             seed: of everything random.
@@ -199,7 +200,7 @@ class Learner(Predictor):
     def _open(self, images: Any, labels: Any) -> tuple[Before, Live]:
         """What the step is made from, and where it stands: at its beginning, or where it was stopped."""
         old = self.state_
-        data, new, where = read_images(images, labels, old, self._live, self.device_)
+        data, new, where = read_images(images, labels, old, self._live, self.device_, self.augment)
         everything, memory = gather(data, old)
         plan = plan_step(old, len(new), everything, torch.cat([where, memory]), self.budget_, self.recipe)
         stays = isinstance(images, Images) and everything is data
@@ -227,10 +228,11 @@ class Learner(Predictor):
     def own_exemplars(self, images: Images) -> Self:
         """Take over the pixels of exemplars that are positions in these images."""
         if self.state_.kept is not None:
-            self.state_.exemplars, self.state_.kept = images[self.state_.kept], None
+            own = images[self.state_.kept].compact()
+            self.state_.exemplars, self.state_.kept = replace(own, x=fit_pixels(own.x, self.augment)), None
         return self
 
-    def crop_for(self, shape: Shape) -> Crop:
+    def crop_for(self, shape: Shape) -> Augment:
         """The augmentation of images of that shape."""
         tiny = choose_scale(shape) == "tiny"
         return self.augment or (Crop(pad=1, flip=False) if tiny else Crop(pad=max(shape[1:]) // 8))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import methods
-from ..data.augment import Crop
+from ..data.augment import Augment, read_augment
 from ..engine.device import resolve_device
 from ..errors import DataError, RunError, UsageError, check, check_choice, format_count
 from ..method import Method
@@ -21,11 +21,13 @@ from ..step import Recipe, Shape
 
 FORMAT = 1
 """of saved learners; raised when an older version could not read them"""
-KINDS = {"method": Method, "recipe": Recipe, "augment": Crop}
-SAVED = (*KINDS, "select", "normalise", "seed", "device", "precision")
+KINDS = {"method": Method, "recipe": Recipe}
+SAVED = (*KINDS, "augment", "select", "normalise", "seed", "device", "precision")
 
 
-def check_arguments(method: Method | None, recipe: Recipe | None, augment: Crop | None, select: str, seed: int) -> None:
+def check_arguments(
+    method: Method | None, recipe: Recipe | None, augment: Augment | None, select: str, seed: int
+) -> None:
     """Refuse arguments of a wrong kind."""
     if method is not None and not isinstance(method, Method):
         raise UsageError(f"method must be a Method such as ILBaseline(), not {method!r}")
@@ -35,9 +37,10 @@ def check_arguments(method: Method | None, recipe: Recipe | None, augment: Crop 
         if callable(getattr(Method, f.name, None)):
             words = f"{type(method).__name__} has a field {f.name}, which is a function of every method: rename it"
             raise UsageError(words)
-    for name, value, kind in (("recipe", recipe, Recipe), ("augment", augment, Crop)):
-        if value is not None and not isinstance(value, kind):
-            raise UsageError(f"{name} must be a {kind.__name__}(), not {value!r}")
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise UsageError(f"recipe must be a Recipe(), not {recipe!r}")
+    if augment is not None and not isinstance(augment, Augment):
+        raise UsageError(f"augment must be a Crop() or a ResizedCrop(), not {augment!r}")
     check_choice("select", select, "herding", "random")
     check("seed", seed, least=0, whole=True)
 
@@ -86,7 +89,10 @@ def read_arguments(plain: Mapping[str, Any], device: str | torch.device | None) 
             device = plain["device"]
         except RunError:
             device = "auto"
-    made = {k: None if plain[k] is None else from_plain(v, plain[k], methods.KINDS) for k, v in KINDS.items()}
+    made: dict[str, Any] = {
+        k: None if plain[k] is None else from_plain(v, plain[k], methods.KINDS) for k, v in KINDS.items()
+    }
+    made["augment"] = None if plain["augment"] is None else read_augment(plain["augment"])
     same = {name: plain[name] for name in ("memory", "select", "seed", "precision")}
     normalise = None if plain["normalise"] is None else tuple(plain["normalise"])
     return {**same, **made, "normalise": normalise, "device": device}

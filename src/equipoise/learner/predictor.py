@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.augment import Augment, fit_pixels
 from ..data.images import Images
-from ..data.inputs import as_batch, as_images, get_image_shape
+from ..data.inputs import as_batch, as_pixels, get_image_shape
 from ..data.labels import as_array, as_label, as_labels
+from ..data.ragged import Ragged
 from ..engine.predict import compute_outputs
 from ..engine.train import Epoch
 from ..errors import DataError, UsageError
@@ -26,6 +28,7 @@ class Predictor:
     """Classes that were learned, and predictions of them, also while a step is under way."""
 
     method: Method
+    augment: Augment | None
     state_: State
     progress_: Epoch | None
     """where the stage under way is, in a callback"""
@@ -91,13 +94,14 @@ class Predictor:
 
     def logits(self, images: Any) -> Tensor:
         """z of every image (n, classes), fp32, on the learner's device; one image is a batch of it."""
-        x = as_images(images if self._now.shape is None else as_batch(images, self._now.shape))
-        check_shape(get_image_shape(x), self._now.shape)
+        known, crop = self._now.shape, self.augment
+        x = as_pixels(images if known is None else as_batch(images, known, crop), crop)
+        check_shape(get_image_shape(x), known)
         if not len(x):
             raise UsageError("there are no images")
         return self.logits_at(x, None)
 
-    def logits_at(self, x: Tensor, where: Tensor | None) -> Tensor:
+    def logits_at(self, x: Tensor | Ragged, where: Tensor | None) -> Tensor:
         """The same of the images at these positions."""
         known = Learned(self._now.sizes, self._now.extra)
         with torch.no_grad():  # while a stage trains what is noted, it has gradients
@@ -110,11 +114,11 @@ class Predictor:
             if (found := self.logits_at(x, None).shape[1]) != len(self.classes_):
                 raise DataError(f"it tells {found} classes apart, and has labels for {len(self.classes_)}")
 
-    def outputs(self, x: Tensor, where: Tensor | None = None, chunk: int | None = None) -> Iterator[Out]:
+    def outputs(self, x: Tensor | Ragged, where: Tensor | None = None, chunk: int | None = None) -> Iterator[Out]:
         """The net's output, chunk by chunk, as in prediction."""
         if self._now.net is None:
             raise UsageError("nothing has been learned yet: call learn first")
-        return compute_outputs(self._now.net, x, where, self.method.views, chunk=chunk)
+        return compute_outputs(self._now.net, fit_pixels(x, self.augment), where, self.method.views, chunk=chunk)
 
     def predict(self, images: Any) -> np.ndarray[Any, Any]:
         """The label of each image, as it was learned; of one image, an array of one label."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..data.images import Images
 from ..data.labels import as_labels, label_from_plain, label_to_plain
+from ..data.ragged import Ragged
 from ..data.randomness import generator
 from ..engine.train import Position
 from ..errors import DataError, UsageError, check
@@ -96,7 +97,7 @@ def pack(state: State, live: Live | None) -> tuple[dict[str, Tensor], dict[str, 
     """Tensors by name, and the rest as JSON."""
     tensors: dict[str, Tensor] = {}
     if state.exemplars is not None:
-        tensors |= {"memory.x": state.exemplars.x, "memory.y": state.exemplars.y}
+        tensors |= pack_exemplars(state.exemplars)
     if state.kept is not None:
         tensors["memory.at"] = state.kept
     info: dict[str, Any] = {"state": _pack("", state, tensors)}
@@ -164,9 +165,7 @@ def _unpack(
     if len(set(classes)) < len(classes):
         raise DataError("two classes have the same label")
     net = _net(_under(f"{prefix}net.", tensors), len(classes), shape, method, device, source)
-    exemplars = Images(tensors["memory.x"], tensors["memory.y"]) if "memory.x" in tensors else None
-    if exemplars is not None and (exemplars.x.shape[1:] != shape or not is_memory(exemplars.y, len(classes))):
-        raise DataError("its exemplars are not images of its classes")
+    exemplars = unpack_exemplars(tensors, shape, len(classes)) if "memory.x" in tensors else None
     extra = _under(f"{prefix}extra.", tensors)
     sizes, alphas = tuple(plain["sizes"]), list(plain["alphas"])
     kept = tensors.get("memory.at")
@@ -184,6 +183,30 @@ def check_state(plain: dict[str, Any], finished: bool) -> None:
         raise DataError("its numbers of classes and steps do not fit together")
     if not isinstance(plain["keeper"], str):
         raise DataError("keeper is not the name of images")
+
+
+def pack_exemplars(exemplars: Images) -> dict[str, Tensor]:
+    """Pixels and labels; of images of different sizes, the pixels one after the other, and the sizes."""
+    x = exemplars.x
+    if isinstance(x, Ragged):
+        return {"memory.x": x.compact().pixels, "memory.size": x.size, "memory.y": exemplars.y}
+    return {"memory.x": x, "memory.y": exemplars.y}
+
+
+def unpack_exemplars(tensors: dict[str, Tensor], shape: Shape, classes: int) -> Images:
+    """The inverse of `pack_exemplars`, for nets that see images of this shape."""
+    pixels, size, y = tensors["memory.x"], tensors.get("memory.size"), tensors["memory.y"]
+    if size is None:
+        x: Tensor | Ragged = pixels
+    elif size.dtype != torch.long or size.shape != (len(y), 2) or bool((size < 1).any()):
+        raise DataError("its exemplars have no sizes")
+    else:
+        x = Ragged.pack(pixels, size, shape[1])
+        if pixels.dtype != torch.uint8 or pixels.shape != (int(x.bytes.sum()),):
+            raise DataError("its exemplars have other sizes than pixels")
+    if x.shape[1:] != shape or not is_memory(y, classes):
+        raise DataError("its exemplars are not images of its classes")
+    return Images(x, y)
 
 
 def is_memory(y: Tensor, classes: int) -> bool:

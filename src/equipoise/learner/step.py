@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..data import memory
-from ..data.augment import AugmentedEpoch
+from ..data.augment import Augment, AugmentedEpoch, fit_pixels
 from ..data.images import Images, join_images, measure_channels
-from ..data.inputs import as_images, get_image_shape
+from ..data.inputs import as_pixels, get_image_shape
 from ..data.labels import as_labels
 from ..data.memory import Budget
 from ..data.randomness import generator
@@ -172,7 +172,7 @@ class Before:
         if self.stays and live.pixels is None:
             state.exemplars, state.kept, state.keeper = None, chosen, self.images.id
             return
-        own = self.images[chosen]
+        own = self.images[chosen].compact()
         state.exemplars, state.kept = own if live.pixels is None else Images(live.pixels, own.y), None
 
 
@@ -188,7 +188,7 @@ def plan_step(state: State, new: int, images: Images, where: Tensor, budget: Bud
 
 
 def read_images(
-    images: Any, labels: Any, old: State, live: Live | None, device: torch.device
+    images: Any, labels: Any, old: State, live: Live | None, device: torch.device, crop: Augment | None
 ) -> tuple[Images, list[Hashable], Tensor]:
     """A step's images on the device, its new classes, and where its own images are among them.
 
@@ -196,12 +196,12 @@ def read_images(
     """
     known, shape = len(old.classes), (live.state if live else old).shape
     if isinstance(images, Images):
-        data, new = images if images.id else replace(images, id=images.fingerprint()), list(labels)
+        data, new = replace(images, x=fit_pixels(images.x, crop), id=images.id or images.fingerprint()), list(labels)
         check_shape(get_image_shape(data.x), shape)
         if new != list(range(known, known + max(len(new), 1 if known else 2))):
             raise UsageError(f"these images are learned in the order of their labels: next is {known}")
         return data, new, data.find_positions(new[0], new[-1] + 1)
-    x = as_images(images, copy=True)
+    x = as_pixels(images, crop, copy=True)
     names = as_labels(labels, len(x))
     check_shape(get_image_shape(x), shape)
     new = live.state.classes[known:] if live else find_new_classes(names, old.classes)

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..data.augment import Crop, Jitter
+from ..data.augment import Augment, Crop, Jitter
+from ..errors import UsageError
 from ..losses import distillation
 from ..method import Method
 from ..nets import Batch
@@ -72,10 +73,15 @@ class EEIL(Method):
             stages += (stage,)
         return stages
 
-    def augmentation(self, crop: Crop) -> Crop:
+    def augmentation(self, crop: Augment) -> Augment:
         """With brightness and contrast, where they are to change."""
-        changes = self.shift or self.contrast
-        return Jitter(**vars(crop), shift=self.shift, contrast=self.contrast) if changes else crop
+        if not (self.shift or self.contrast):
+            return crop
+        if not isinstance(crop, Crop):
+            raise UsageError(
+                "eeil changes brightness and contrast of images of one size only: remove shift and contrast"
+            )
+        return Jitter(**vars(crop), shift=self.shift, contrast=self.contrast)
 
     def at_base(self) -> Method:
         """The plain cross-entropy, of images with the same augmentation."""

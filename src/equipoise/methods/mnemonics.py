@@ -115,7 +115,7 @@ class Mnemonics(Around):
         if stage.name != "mnemonics":
             return
         y = s.images.y[s.memory]
-        s.state["pixels"] = (s.images.x[s.memory] - s.net.mean) / s.net.std
+        s.state["pixels"] = (s.images.take_squares(s.memory) - s.net.mean) / s.net.std
         if self.mode == "paper":
             s.state["part"] = torch.where(y < s.n_old, 1 + rank_in_class(y) % 2, 0)
             return
@@ -141,7 +141,7 @@ class Mnemonics(Around):
             return pixels
         del s.state["means of old"]
         new = s.images.y[s.memory] >= s.n_old
-        return torch.where(new[:, None, None, None], pixels, s.images.x[s.memory])
+        return torch.where(new[:, None, None, None], pixels, s.images.take_squares(s.memory))
 
     def backbone(self, shape: Shape) -> Backbone:
         """LUCIR's, with a factor and an offset beside each kernel."""

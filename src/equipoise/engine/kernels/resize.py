@@ -1,0 +1,74 @@
+"""Squares cut out of images of different sizes: `data/resize.py` as one kernel, in Triton.
+
+A program computes neighbouring pixels of one square, each from the pixels of the image that its filter covers: four
+where an image grows, about nine where half of a side is lost. An image is read from memory about once, since neighbours
+share what they read. Nothing is written in between.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...data.ragged import Ragged
+from .launch import launch
+
+PIXELS = 512
+"""of a square, in a program"""
+WARPS = 4
+
+
+def resize(x: Ragged, which: Tensor, boxes: Tensor, side: int, largest: int) -> Tensor:
+    """Cut boxes out of images, mirror them and resize them to squares (n, 3, side, side), uint8, channels last."""
+    out = torch.empty(len(which), side, side, 3, dtype=torch.uint8, device=which.device)
+    tiles = -(-side * side // PIXELS)
+    place = torch.stack([x.start[which], x.size[which, 1]], 1)  # where each image begins, and its width
+    launch(resize_boxes, (len(which) * tiles,), x.pixels, place, boxes, out, side, PIXELS=PIXELS, num_warps=WARPS)
+    return out.permute(0, 3, 1, 2)
+
+
+@triton.jit
+def resize_boxes(x, place, boxes, out, side, PIXELS: tl.constexpr):
+    """out[i] = the box boxes[i] = (top, left, height, width, mirror) of the image that begins at place[i]."""
+    tiles = tl.cdiv(side * side, PIXELS)
+    i = (tl.program_id(0) // tiles).to(tl.int64)
+    start, line = tl.load(place + 2 * i), tl.load(place + 2 * i + 1)
+    top, left, mirror = tl.load(boxes + 5 * i), tl.load(boxes + 5 * i + 1), tl.load(boxes + 5 * i + 4)
+    height, width = tl.load(boxes + 5 * i + 2).to(tl.int32), tl.load(boxes + 5 * i + 3).to(tl.int32)
+    corner, line = x + start + 3 * (top * line + left), line.to(tl.int32)
+    p = tl.program_id(0) % tiles * PIXELS + tl.arange(0, PIXELS)
+    ok = p < side * side
+    row, column = p // side, p % side
+    column = tl.where(mirror > 0, side - 1 - column, column)
+
+    down, tall = height.to(tl.float32) / side, tl.maximum(height.to(tl.float32) / side, 1.0)
+    across, wide = width.to(tl.float32) / side, tl.maximum(width.to(tl.float32) / side, 1.0)
+    y, x0 = (row + 0.5) * down, (column + 0.5) * across
+    first_y = tl.maximum(y - tall + 0.5, 0.0).to(tl.int32)  # the first pixel that the filter covers
+    first_x = tl.maximum(x0 - wide + 0.5, 0.0).to(tl.int32)
+
+    red = tl.zeros((PIXELS,), tl.float32)
+    green = tl.zeros((PIXELS,), tl.float32)
+    blue = tl.zeros((PIXELS,), tl.float32)
+    total = tl.zeros((PIXELS,), tl.float32)
+    for a in range(0, (2 * tall).to(tl.int32) + 2):
+        at_y = first_y + a
+        weight_y = tl.maximum(1.0 - tl.abs(at_y + 0.5 - y) / tall, 0.0)
+        weight_y = tl.where(at_y < height, weight_y, 0.0)
+        for b in range(0, (2 * wide).to(tl.int32) + 2):
+            at_x = first_x + b
+            weight = weight_y * tl.maximum(1.0 - tl.abs(at_x + 0.5 - x0) / wide, 0.0)
+            weight = tl.where(at_x < width, weight, 0.0)
+            pixel = corner + 3 * (at_y * line + at_x)
+            some = ok & (weight > 0)
+            red += weight * tl.load(pixel, some, 0).to(tl.float32)
+            green += weight * tl.load(pixel + 1, some, 0).to(tl.float32)
+            blue += weight * tl.load(pixel + 2, some, 0).to(tl.float32)
+            total += weight
+    total = tl.where(ok, total, 1.0)
+    to = out + 3 * (i * side * side + p)
+    tl.store(to, (red / total + 0.5).to(tl.uint8), ok)
+    tl.store(to + 1, (green / total + 0.5).to(tl.uint8), ok)
+    tl.store(to + 2, (blue / total + 0.5).to(tl.uint8), ok)
