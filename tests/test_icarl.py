@@ -168,6 +168,15 @@ def test_either_kind_of_outputs_has_the_recipe_of_its_code() -> None:
     assert [original.lr_at(k) for k in (19, 20, 30, 40, 50)] == pytest.approx([2, 0.4, 0.08, 0.016, 0.0032])
 
 
+@pytest.mark.parametrize("side", [32, 224])
+def test_the_original_has_no_last_relu(side: int) -> None:
+    """Nor has its code for ImageNet; that of LUCIR's authors has it where the classifier is not one of cosines."""
+    x = random(2, 3, side, side).float()
+    for outputs, positive in (("softmax", True), ("sigmoid", False)):
+        _, maps = ICaRL(outputs=outputs).backbone((3, side, side))(x)  # type: ignore[arg-type]
+        assert (maps[-1].min() >= 0).item() is positive
+
+
 def test_on_imagenet_the_means_are_of_exemplars_alone() -> None:
     for dataset, mirror in (("cifar100", True), ("imagenet", False), ("imagenet-subset", False)):
         assert make_run(ICaRL(), dataset, Protocol()).method == ICaRL(mirror=mirror)

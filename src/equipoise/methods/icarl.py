@@ -14,9 +14,10 @@ from ..errors import UsageError
 from ..losses import distillation, full_precision
 from ..method import Method
 from ..nets import Batch, Out
-from ..nets.backbones import choose_scale
-from ..step import Learned, Plan, Recipe, Stages, Step
+from ..nets.backbones import Backbone, choose_scale
+from ..step import Learned, Plan, Recipe, Shape, Stages, Step
 from .il_baseline import ILBaseline
+from .lucir import LUCIR
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class ICaRL(Method):
             return binary_cross_entropy(b.out.z, b.y, None if b.ref is None else b.ref.z)
         Lc = self.classify(b.out.z, b.y, s)
         return Lc if b.ref is None else Lc + distillation(b.out.z, b.ref.z, 2.0) / 4
+
+    def backbone(self, shape: Shape) -> Backbone:
+        """The original's has no last ReLU: its features are of either sign."""
+        backbones = self.backbones if self.outputs == "softmax" else LUCIR.backbones
+        return backbones[choose_scale(shape)](shape[0])
 
     def recipe(self, plan: Plan) -> Recipe:
         """That of the code in which such outputs were used."""
