@@ -18,7 +18,29 @@ from squares import images
 from steps import make_step
 from torch import Tensor
 
-from equipoise import Balanced, Crop, Finetune, ILBaseline, Learner, Meta, Method, PODNet, Recipe, Stage, Step
+from equipoise import (
+    DDE,
+    LUCIR,
+    SPB,
+    SPBM,
+    TPCIL,
+    Balanced,
+    Crop,
+    Finetune,
+    ICaRL,
+    ILBaseline,
+    Learner,
+    LossRescaling,
+    Meta,
+    Method,
+    Mnemonics,
+    PODNet,
+    Recipe,
+    SeparatedSoftmax,
+    Stage,
+    Step,
+    methods,
+)
 from equipoise.data.images import Images
 from equipoise.data.randomness import generator
 from equipoise.engine import cuda_graph as capture_module
@@ -29,7 +51,7 @@ from equipoise.engine.gpu import Streams
 from equipoise.engine.stand_ins import explain_unfit, has_kernels
 from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net
-from equipoise.nets import Batch, Net
+from equipoise.nets import Batch, Net, Out
 from equipoise.nets.backbones import PODNetResNet32, ResNet32, SmallNet
 from equipoise.nets.heads import LinearHead
 from equipoise.step import More
@@ -324,3 +346,81 @@ def test_a_stream_is_used_again_for_its_purpose_by_its_thread(monkeypatch: pytes
     assert len(others | {first}) == 4
     streams.forget()
     assert streams.get(torch.device("cuda"), "teacher") not in others | {first}
+
+
+# What a graph cannot hold
+
+
+def train_without_values(method: Method, pixels: bool = False) -> None:
+    """The loss of a batch, its gradient, and what is noted, on tensors that have a shape and no values.
+
+    Torch raises where a value is read, where a shape depends on one, and where a tensor of another device is mixed in:
+    all that a CUDA graph cannot hold either. With `pixels`, the loss is that of Mnemonics' exemplars.
+    """
+    net = new_net(method, (1, 8, 8), torch.zeros(1), torch.ones(1), generator(0))
+    net.head.widen(6, generator(0))
+    net.head.widen(4, generator(0))
+    net.to("meta")
+
+    def answer(images: int) -> Out:
+        h, maps = net.features(method.views(torch.zeros(images, 1, 8, 8, device="meta")))
+        z, extra = net.head(h, maps)
+        return Out(z, h, maps, extra)
+
+    y = torch.zeros(32, dtype=torch.long, device="meta")
+    state = {"direction": net.mean.new_zeros(64), "means of old": net.mean.new_zeros(6, 64), "part": y}
+    n, data = net.mean.new_ones(10), Images(torch.zeros(32, 1, 8, 8, dtype=torch.uint8, device="meta"), y)
+    s = Step(
+        1, (6, 4), (1, 8, 8), (20,) * 10, 20, 20, n=n, lam=n.clone(), images=data, data=y, memory=y, held=y[:0],
+        where=y, net=net, teacher=None, state=state, embed=lambda *_: pytest.fail("features are not for objectives"),
+    )  # fmt: skip
+    out, ref = answer(32), answer(32)
+    b = Batch(y.repeat(len(out.z) // 32), out, ref._replace(z=ref.z[:, :6]))
+    if method.overrides("more"):
+        b = b._replace(more=b if method.name != "dde" else Batch(y.repeat(10), answer(320)))
+    loss = (method.pixel_objective if isinstance(method, Mnemonics) and pixels else method.objective)(s, b)
+    loss.backward()  # type: ignore[no-untyped-call]
+    method.note(s, b)
+
+
+VARIANTS: list[Method] = [
+    DDE(host=PODNet(Balanced())),
+    ICaRL(outputs="sigmoid"),
+    ILBaseline(LossRescaling()),
+    ILBaseline(SeparatedSoftmax(mean="all")),
+    SPB(classes="all"),
+    SPBM(Balanced(), scales="each"),
+    TPCIL(pool="global", positive=True, edges="dot"),
+]
+
+
+@pytest.mark.parametrize(
+    "method", [*(kind() for kind in methods.find_built_in().values()), *VARIANTS], ids=lambda m: m.name
+)
+def test_no_method_that_is_recorded_reads_a_value(method: Method) -> None:
+    if method.capturable:
+        train_without_values(method)
+
+
+@pytest.mark.parametrize("method", [Mnemonics(), Mnemonics(host=LUCIR(), mode="paper")])
+def test_no_value_is_read_where_pixels_are_learned(method: Method) -> None:
+    train_without_values(method, pixels=True)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda z: z.sum().item(),
+        lambda z: z[z > 0].sum(),
+        lambda z: (z * torch.ones(z.shape[1])).sum(),
+        lambda z: z.sum() if z.sum() > 0 else -z.sum(),
+    ],
+    ids=["item", "mask", "other device", "branch"],
+)
+def test_what_reads_a_value_is_found(read: Callable[[Tensor], Any]) -> None:
+    class Reading(ILBaseline):
+        def objective(self, s: Step, b: Batch) -> Tensor:
+            return super().objective(s, b) + read(b.out.z)
+
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        train_without_values(Reading())

@@ -14,6 +14,7 @@ import torch
 from steps import make_step
 
 from equipoise import (
+    DDE,
     EEIL,
     LUCIR,
     SPB,
@@ -31,6 +32,7 @@ from equipoise import (
     LwF,
     Meta,
     Method,
+    Mnemonics,
     PODNet,
     Recipe,
     SeparatedSoftmax,
@@ -221,8 +223,12 @@ def two_steps(
         SPBI(classes="all"),
         SPBM(Meta(every=3), scales="each"),
         TPCIL(Balanced()),
+        DDE(),
+        DDE(host=PODNet(Balanced())),
+        Mnemonics(),
+        Mnemonics(host=LUCIR(), mode="paper"),
     ],
-    ids=lambda m: f"{m.name}-{m.remedy.name}",
+    ids=lambda m: f"{m.name}-{getattr(m, 'host', m).name}-{m.remedy.name}",
 )
 def test_a_recorded_run_is_the_run(method: Method, settled: None) -> None:
     """Every method and remedy: what is recorded once and replayed is what Python would do step by step."""
