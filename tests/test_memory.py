@@ -115,6 +115,16 @@ def test_fewer_exemplars_are_a_prefix_of_more(seed: int) -> None:
             assert picks[y[picks] == c].tolist() == of_class[:m].tolist()
 
 
+def test_herding_some_classes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, y = features([9, 5, 14, 3, 8], 0)
+    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    h, y = h[shuffled], 3 * y[shuffled]
+    whole = choose_by_herding(h, y, 6).tolist()
+    for most in (1, 2 * 14 * h.shape[1], 3 * 14 * h.shape[1]):
+        monkeypatch.setattr("equipoise.data.memory.HERDED", most)
+        assert choose_by_herding(h, y, 6).tolist() == whole
+
+
 def test_herding_nothing() -> None:
     h, y = features([3, 3], 0)
     assert choose_by_herding(h, y, 0).tolist() == []

@@ -19,6 +19,8 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 EVERYTHING = 10**12
 """more images than any class has"""
+HERDED = 2**26
+"""most numbers of embeddings that are herded at a time, but for a single class: 0.5 GiB, and some copies of that"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,22 @@ def keep(memory: Tensor, y: Tensor, m: int) -> Tensor:
 
 
 def choose_by_herding(h: Tensor, y: Tensor, m: int, unit_length: bool = True) -> Tensor:
+    """The first m exemplars of every class by herding: indices, class by class; as many classes at a time as have room.
+
+    What is chosen of a class depends on its images only.
+    """
+    classes, counts = torch.unique(y, return_counts=True)
+    some = max(1, HERDED // (int(counts.max()) * h.shape[1]))
+    if len(classes) <= some:
+        return herd(h, y, m, unit_length)
+    chosen = []
+    for part in classes.split(some):
+        own = torch.isin(y, part).nonzero()[:, 0]
+        chosen.append(own[herd(h[own], y[own], m, unit_length)])
+    return torch.cat(chosen)
+
+
+def herd(h: Tensor, y: Tensor, m: int, unit_length: bool) -> Tensor:
     """The first m exemplars of every class by herding (Welling, 2009), as iCaRL uses it: indices, class by class.
 
     Features are L2-normalised (`unit_length`); the k-th exemplar is the image, not yet chosen, that brings the mean of
