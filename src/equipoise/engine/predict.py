@@ -16,6 +16,8 @@ from .pixels import take
 
 CHUNK = 1000 * 32 * 32
 """most pixels in a chunk"""
+LARGE = 64 * 64
+"""pixels of an image from which a GPU is given chunks that are eight times as large"""
 FEW = 150
 """up to so many images, converting the layout of weights does not pay (benchmarks/README.md)"""
 
@@ -32,10 +34,13 @@ def compute_outputs(
 ) -> Iterator[Out]:
     """The net's outputs for images x, those at the positions `where` or those of an epoch, transformed by `view`.
 
-    A chunk is 1,000 images of up to 32 × 32 pixels, or as many pixels in fewer, larger images.
+    A chunk is 1,000 images of up to 32 × 32 pixels, or as many pixels in fewer, larger images; on a GPU, 163 images of
+    224 × 224 pixels.
     """
     device = net.mean.device
-    chunk = chunk or max(1, CHUNK // max(CHUNK // 1000, x.shape[2] * x.shape[3]))
+    pixels = x.shape[2] * x.shape[3]
+    most = 8 * CHUNK if device.type == "cuda" and pixels > LARGE else CHUNK
+    chunk = chunk or max(1, most // max(CHUNK // 1000, pixels))
     count = len(x) if where is None else len(where)
     # In fp32 even if training is in bf16: predicting is cheap, and rounded features choose other exemplars. On a GPU,
     # fp32 convolutions are fastest channels-first, bf16 ones channels-last.
