@@ -35,16 +35,19 @@ from equipoise import (
     Mnemonics,
     PODNet,
     Recipe,
+    ResizedCrop,
     SeparatedSoftmax,
     Stage,
     Standard,
     Step,
 )
 from equipoise.data.images import Images
+from equipoise.data.ragged import Ragged
 from equipoise.data.randomness import generator
 from equipoise.engine.cuda_graph import ENGINES, prepare
 from equipoise.engine.device import use_device
 from equipoise.engine.gpu import get_peak_memory, get_recent_peak_memory
+from equipoise.engine.pixels import augment
 from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net, place
 from equipoise.losses import distillation
@@ -298,6 +301,39 @@ def test_digits_run_on_every_engine(engine: str, tmp_path: Path) -> None:
     assert result["average_incremental_accuracy"] > 60  # Standard is near 40
     used = "compiled" if engine == "fused" else engine  # the net for tiny images has no kernels of its own
     assert result["machine"]["engine"] == used and result["machine"]["gpu"]
+
+
+def draw_sizes(count: int, most: int) -> Ragged:
+    """Noise of different sizes."""
+    gen = generator(0, "sizes")
+    size = torch.randint(most // 6, most, (count, 2), generator=gen)
+    return Ragged.pack(torch.randint(0, 256, (int(3 * size.prod(1).sum()),), dtype=torch.uint8, generator=gen), size)
+
+
+@pytest.mark.parametrize("side", [224, 84])
+def test_images_are_cut_and_resized_as_on_a_cpu(side: int) -> None:
+    """1,000 draws: at most one grey level apart."""
+    x, crop, which = draw_sizes(64, 400), ResizedCrop(side), torch.arange(1000) % 64
+    drawn, there = crop.draw((1000,), generator(0, "draws")), x.to("cuda")
+    drawn[::10] = crop.draw_nothing((100,), drawn.device)
+    for part in torch.arange(1000).split(50):
+        ours = augment(crop, there, which[part].cuda(), drawn[part].cuda())
+        plain = crop(x, which[part], drawn[part])
+        assert ours.stride() == plain.stride()
+        assert (ours.cpu().int() - plain.int()).abs().max() <= 1
+
+
+def test_steps_on_images_of_different_sizes_are_recorded_too(settled: None) -> None:
+    data = Images(draw_sizes(60, 60), torch.arange(60) % 5).to("cuda")
+
+    def learn(engine: str) -> torch.Tensor:
+        recipe, crop = Recipe(epochs=2, lr=0.01, batch=16), ResizedCrop(16, scale=(0.3, 1.0))
+        learner = Learner(ILBaseline(), 4, recipe=recipe, augment=crop, precision="fp32", engine=engine, device="cuda")
+        learner.learn(data, range(3)).learn(data, range(3, 5))
+        assert learner.engine_used_ == engine
+        return learner.logits_at(data.x, torch.arange(60, device="cuda"))
+
+    torch.testing.assert_close(learn("captured"), learn("eager"), rtol=1e-2, atol=1e-2)
 
 
 def test_a_learner_moves_between_devices(tmp_path: Path) -> None:
