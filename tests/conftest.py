@@ -7,6 +7,7 @@ import os
 import matplotlib
 import pytest
 import torch
+from forks import FORKS
 
 from equipoise.data import datasets
 
@@ -17,14 +18,10 @@ datasets._read_digits = functools.cache(datasets._read_digits)  # read by every 
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Processes that would be spawned are forked from one that has imported what takes two seconds to import.
-
-    Not for tests of the environment of a worker: these have that of the process they are forked from.
-    """
-    context, get_context = multiprocessing.get_context("forkserver"), multiprocessing.get_context
-    context.set_forkserver_preload(["sklearn.datasets", "equipoise.runs.run", "equipoise.cli.speed"])
+    """Processes that would be spawned are forked from one that has imported what takes two seconds to import."""
+    get_context = multiprocessing.get_context
     monkeypatch.setattr(
-        multiprocessing, "get_context", lambda method=None: context if method == "spawn" else get_context(method)
+        multiprocessing, "get_context", lambda method=None: FORKS if method == "spawn" else get_context(method)
     )
 
 

@@ -94,9 +94,9 @@ def test_somebody_elses_is_used_and_left_alone(tmp_path: Path, monkeypatch: pyte
 
 
 QUEUE = """
-import torch
-torch.cuda.is_available = lambda: True
-import os, time
+import os, sys, time, types
+sys.modules["torch"] = torch = types.ModuleType("torch")  # of which only this is asked
+torch.cuda = types.SimpleNamespace(is_available=lambda: True)
 from equipoise.runs.mps import run_mps
 with run_mps():
     print(os.environ["CUDA_MPS_PIPE_DIRECTORY"], flush=True)

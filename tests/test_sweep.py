@@ -155,7 +155,8 @@ def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
     assert plain(job.result) == plain(run(job.run, tmp_path / "straight", CPU))
 
 
-def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked")
+def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "15", "--seed", "0,1", "--memory", "4"]
     words += ["--workers", "2", "--out", "runs", "--store", "store"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -176,10 +177,8 @@ def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
                 except BlockingIOError:
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
-    done = subprocess.run(
-        [sys.executable, "-m", "equipoise", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert run_command(words) == 0
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 2
 
 
@@ -309,6 +308,7 @@ def test_the_reason_of_a_failure_is_what_the_worker_said(tmp_path: Path) -> None
     assert "result.json is damaged" in (broken.failure or "") and good.result is not None
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("here", ["cuda", "cpu"])
 def test_a_worker_that_sees_no_gpu_does_not_train_on_the_cpu_instead(
     here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -503,6 +503,7 @@ def visible(run: Run, out: Path, *more: Any) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("forked")
 def test_workers_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b, 5")
@@ -551,6 +552,7 @@ def test_a_base_step_that_jobs_share_counts_once(tmp_path: Path) -> None:
     assert find_critical(alone, 2) == [] and find_critical(shared, 2) == shared
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("said", [None, "0"], ids=["by itself", "unless the user says otherwise"])
 def test_others_yield_to_it_on_the_gpu(said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PRIORITY, raising=False)
