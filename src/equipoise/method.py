@@ -21,6 +21,10 @@ from .remedies import Remedy, Standard
 from .settings import check_fields, name_class
 from .step import CHOOSE, EVERYTHING, Finetune, Group, Learned, More, Plan, Recipe, Shape, Stage, Stages, Step
 
+COMPILED, EAGER = 105_110 / 43_671, 105_110 / 6_673
+"""time of a step with a teacher that our kernels do not support, and of one that is no CUDA graph either, relative to
+one that they do, on an H200 (benchmarks/README.md): factors of a method's `cost`"""
+
 
 @dataclass(frozen=True)
 class Method:

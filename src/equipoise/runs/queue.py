@@ -107,7 +107,8 @@ def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | 
 
 
 def estimate_cost(job: Job) -> float:
-    """Rough cost of a job, in images of IL-Baseline, from speeds on one H200 (results/README.md, speed of the methods).
+    """Rough cost of a job, in images of IL-Baseline: from speeds on one H200 (results/README.md, speed of the methods),
+    or by arithmetic.
 
     All base steps are assumed to cost the same.
     """
