@@ -19,6 +19,7 @@ from ..engine.gpu import get_peak_memory
 from ..errors import DataError
 from ..learner import Learner
 from ..method import Method
+from ..methods.around import Around
 from ..remedies import Standard
 from ..settings import digest, to_plain
 from ..step import Plan, Stage
@@ -40,8 +41,8 @@ class Speed(NamedTuple):
 
 
 def measure_speed(method: Method, dataset: str, device: str) -> Speed:
-    """Train two steps of two epochs on noise; the second epoch of each counts."""
-    learner = Learner(method, "all" if method.fresh else 20, device=device)
+    """Train two steps of two epochs on noise, without fine-tuning; the second epoch of each counts."""
+    learner = Learner(without_finetuning(method), method.default_memory, device=device)
     cuda = learner.device_.type == "cuda"
     shape, counts = SHAPES[dataset], COUNTS[dataset]
     tiny = shape[1] < 16
@@ -68,6 +69,16 @@ def measure_speed(method: Method, dataset: str, device: str) -> Speed:
         peak = measure_process_memory()
     _, base, _, later = seen  # of each step, the second epoch
     return Speed(base, later, peak + held)
+
+
+def without_finetuning(method: Method) -> Method:
+    """The method without the fine-tuning of its own, or of its host."""
+    if isinstance(method, Around):
+        return replace(method, host=without_finetuning(method.host))
+    finetune = method.finetuning()
+    if finetune is None:
+        return method
+    return replace(method, finetune=replace(finetune, epochs=0))  # type: ignore[call-arg]
 
 
 def measure_process_memory() -> float:
