@@ -34,6 +34,7 @@ HOSTILE = (
 def cell(column, ours, paper, state="close", **more):
     difference = None if ours is None or paper is None else ours - paper
     empty = {"std": None, "seeds": 1, "why": None, "command": f"equipoise run --cell {column}", "runs": ["a/run 0"]}
+    empty["source"] = "paper"
     return {"column": column, "ours": ours, "paper": paper, "difference": difference, "state": state, **empty, **more}
 
 
@@ -96,7 +97,7 @@ def sample():
         ("Q1", True, [cell("c5", None, 45.0, "quoted", command=None, runs=[]), cell("i5", None, None, "none")]),
         ("Q2", True, [cell("c5", None, 80.0, "quoted", command=None, runs=[]), cell("i5", None, None, "none")]),
     ]
-    names = [{"name": name, "quoted": quoted, "cells": cells} for name, quoted, cells in rows]
+    names = [{"name": name, "quoted": quoted, "elsewhere": "", "cells": cells} for name, quoted, cells in rows]
     table = {"title": "Table 1", "caption": "What.", "names": "method", "columns": columns, "rows": names}
     line = {"spread": None, "dashed": False, "group": 0}
     lines = {
@@ -625,7 +626,7 @@ def spoilt(value, key=None):
         return {k: spoilt(v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [spoilt(v, key) for v in value]
-    keep = ("kind", "scale", "state", "column", "id", "run", "runs")
+    keep = ("kind", "scale", "state", "column", "id", "run", "runs", "elsewhere")
     return f"{value} {HOSTILE}" if isinstance(value, str) and key not in keep else value
 
 
@@ -635,6 +636,7 @@ def hostile():
         run["id"] += HOSTILE
     data["tables"][0]["id"] += HOSTILE
     data["tables"][0]["rows"][0]["cells"][0]["runs"] = [data["runs"][0]["id"]]
+    data["tables"][0]["rows"][4]["elsewhere"] = data["tables"][0]["id"]
     for figure, plain in zip(data["figures"], sample()["figures"]):  # in a drawing there is less room
         for part in ("x", "series"):
             figure |= {part: plain[part]} if part in plain else {}

@@ -668,5 +668,7 @@ def test_the_memory_of_a_table_is_one_that_runs_take() -> None:
         "20",
         "50",
         "all",
+        "total:200",
+        "total:2000",
         "total:20000",
     }

@@ -2,7 +2,8 @@
 
 Jodelet, Liu and Murata, "Balanced softmax cross-entropy for incremental learning with and without memory",
 Computer Vision and Image Understanding 225, 2022. Their numbers on CIFAR-100 are means of three runs. Rows that they
-quote from other papers have no run here: such numbers are shown beside ours, and never mixed with them.
+quote from other papers have no run in the same table: such numbers are shown beside ours, and never mixed with them.
+The table `comparators` measures what they are of.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..data.datasets import COUNTS
+from ..data.memory import Budget
 from ..errors import make_unknown_error
 from ..settings import list_changes
 from .beyond import anytime, batches, bounds, costs, separated
 from .cells import DATASETS, Cell, Table
+from .comparators import comparators
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6, text
 
 __all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_on_digits"]
 
 PRINTED = (table1, table2, table3, table4, table5, table6, confusion, epsilon, text)
-BEYOND = (batches, anytime, separated, bounds, costs)
+BEYOND = (comparators, batches, anytime, separated, bounds, costs)
 MAKERS: dict[str, Callable[[], Table]] = {make.__name__: make for make in (*PRINTED, *BEYOND)}
 
 
@@ -42,7 +46,11 @@ def rehearse_on_digits(table: Table) -> Table:
         run, column = cell.run, cell.column
         if run is None or run.data.name != "cifar100" or run.protocol.steps != 5:
             return None
-        there = replace(run, data=replace(run.data, name="digits"))
+        kept = Budget.parse(run.protocol.memory)
+        if kept.total is not None:  # as many of each class
+            kept = replace(kept, total=kept.total * len(COUNTS["digits"]) // len(COUNTS["cifar100"]))
+        protocol = replace(run.protocol, memory=str(kept))
+        there = replace(run, data=replace(run.data, name="digits"), protocol=protocol)
         if run.recipe is not None:
             changes = list_changes(run.recipe, run.default_recipe)
             there = replace(there, recipe=replace(there.default_recipe, **dict(changes)))

@@ -82,6 +82,9 @@ class Column:
     metric: str = "average"
 
 
+THE_PAPER = "the paper"
+
+
 @dataclass(frozen=True)
 class Cell:
     """A run, and the number that the paper prints for it."""
@@ -90,6 +93,8 @@ class Cell:
     paper: float | None
     run: Run | None
     """None if the paper quotes another paper, or has no such cell"""
+    source: str = THE_PAPER
+    """where the number is from"""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ class Row:
     name: str
     cells: tuple[Cell, ...]
     quoted: bool = False
+    elsewhere: str = ""
+    """the table that measures it, if it is quoted here"""
 
 
 @dataclass(frozen=True)

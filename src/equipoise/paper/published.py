@@ -1,6 +1,7 @@
 """The numbers that the paper prints, as it prints them: rows quoted from others first, then the authors' own.
 
-Their names are those of `ROWS`, after our names for the losses; quoted rows have other names.
+Their names are those of `ROWS`, after our names for the losses; quoted rows have other names. The last three texts are
+from the publications of systems that it compares with, or might.
 """
 
 from __future__ import annotations
@@ -104,6 +105,24 @@ LUCIR without fine-tuning, ten equal steps       –     –     –     –    
 """
 """what the text says of runs and no table has: on ImageNet-Subset after the base step, then final on base and on later
 classes, final, and average; on ImageNet final and average"""
+
+GEODL = """
+GeoDL  65.14 65.03 63.12
+"""
+"""around LUCIR, after 5, 10 and 25 steps, in its own paper"""
+
+SPB_ABLATION = """
+SPB    36.40
+"""
+"""without its weights, after 5 steps without memory, in its own paper"""
+
+MNEMONICS = """
+LwF                 52.44 48.47 45.75
+LwF w/ Mnemonics    54.21 52.72 51.59
+iCaRL               58.03 53.01 48.47
+iCaRL w/ Mnemonics  60.01 57.37 54.13
+"""
+"""after 5, 10 and 25 steps, in the README of its authors' code, whose commands for CIFAR-100 keep 2,000 images"""
 
 EPSILONS = ("0", "0.02", "0.1", "0.2", "0.5", "1", "2", "10", "100")
 """ε in percent of the images of a class; the paper's figure prints no numbers"""

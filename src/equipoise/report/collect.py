@@ -19,7 +19,7 @@ from .claims import collect_claims, judge_claims
 from .costs import make_costs
 from .grid import Grid
 from .series import MAIN, make_figures, note_joined
-from .tables import WHY_JOINED, explain_joined
+from .tables import WHY_JOINED, explain_joined, name_elsewhere
 from .words import (
     describe_changes,
     describe_reused,
@@ -74,11 +74,16 @@ def collect_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
     return {
         "id": table.id,
         "title": table.title,
-        "caption": f"{table.caption}.{explain_joined(filled)} Accuracy, %.",
+        "caption": f"{table.caption}.{name_elsewhere(filled)}{explain_joined(filled)} Accuracy, %.",
         "names": {"table5": "weight", "table6": "remedy", "separated": "reading"}.get(table.id, "method"),
         "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
         "rows": [
-            {"name": row.row.name, "quoted": row.row.quoted, "cells": [collect_cell(cell) for cell in row.cells]}
+            {
+                "name": row.row.name,
+                "quoted": row.row.quoted,
+                "elsewhere": row.row.elsewhere,
+                "cells": [collect_cell(cell) for cell in row.cells],
+            }
             for row in filled
         ],
     }
@@ -89,6 +94,7 @@ def collect_cell(cell: Filled) -> dict[str, Any]:
     return {
         "column": cell.cell.column.id,
         "paper": cell.cell.paper,
+        "source": cell.cell.source.removeprefix("the "),
         "ours": cell.ours,
         "std": cell.std,
         "seeds": len(cell.found),

@@ -95,7 +95,7 @@ def describe_cell(cell: Plain) -> str:
     ours = f"measured {format_number(cell['ours'])}{spread} ({format_count(cell['seeds'], 'seed')})"
     parts = [ours if is_known(cell["ours"]) else cell["why"] or "not measured"]
     if is_known(cell["paper"]):
-        parts.append(f"paper {format_number(cell['paper'])}")
+        parts.append(f"{cell['source']} {format_number(cell['paper'])}")
     if is_known(cell["difference"]):
         parts.append(f"difference {format_signed(cell['difference'])}, {cell['state']}")
     if is_known(cell["ours"]) and cell["why"]:
@@ -153,12 +153,19 @@ def group_headers(columns: Sequence[Plain]) -> Html | str:
     return h("tr", h("td"), heads, class_="groups")
 
 
+def render_tag(row: Plain) -> Html:
+    """The tag of a quoted row, which leads to the table that measures it, if there is one."""
+    tag = h("span", "quoted", class_="tag")
+    where = row["elsewhere"]
+    return h("a", tag, href=link_to(f"table-{where}"), title=f"measured in the table {where}") if where else tag
+
+
 def render_paper_table(table: Plain, titles: Mapping[str, str]) -> Html:
     """A table of the paper; quoted rows are in a separate body and sorted separately."""
     columns, bodies = table["columns"], {"measured": list[Html](), "quoted": list[Html]()}
     for i, row in enumerate(table["rows"]):
         cells = {cell["column"]: cell for cell in row["cells"]}
-        tag = [" ", h("span", "quoted", class_="tag")] if row["quoted"] else ""
+        tag = [" ", render_tag(row)] if row["quoted"] else ""
         line = [h("th", row["name"], tag, scope="row", data_rank=0, data_key=row["name"])]
         for j, column in enumerate(columns):
             where = ", ".join(filter(None, (row["name"], column["group"], column["title"])))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import format_count
 from ..paper import Table
+from ..paper.cells import THE_PAPER
 from ..paper.match import Filled, FilledRow
 from .costs import make_costs
 from .grid import Grid, Line, Shown
@@ -14,10 +15,13 @@ from .words import format_mean
 MARKS = {"near": "†", "off": "‡"}
 JOINED, WHY_JOINED = "ʲ", "measured with joined batches: with short ones there is no record yet"
 LEGEND = (
-    "; in brackets the paper's, and the difference to it († further than the seeds allow, ‡ twice as far; no "
+    "; in brackets {}, and the difference to it († further than the seeds allow, ‡ twice as far; no "
     "mark for a better average or final accuracy in rows with a remedy)"
 )
-FIELDS = ("table", "row", "column", "metric", "quoted", "paper", "ours", "std", "seeds", "difference", "state", "last")
+FIELDS = (
+    "table", "row", "column", "metric", "quoted", "paper", "source", "ours", "std", "seeds", "difference", "state",
+    "last",
+)  # fmt: skip
 
 
 def make_grid(table: Table, filled: Sequence[FilledRow]) -> Grid:
@@ -60,8 +64,16 @@ def describe(table: Table, filled: Sequence[FilledRow]) -> str:
     """The caption: what the numbers are, and what their marks mean."""
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
-    legend = LEGEND if any(cell.cell.paper is not None for row in filled for cell in row.cells) else ""
-    return f"{table.caption}. Measured, {count_seeds(filled)}{legend}.{explain_joined(filled)}{needs}"
+    sources = {cell.cell.source for row in filled for cell in row.cells if cell.cell.paper is not None}
+    legend = LEGEND.format("the paper's" if sources == {THE_PAPER} else "the published number") if sources else ""
+    notes = name_elsewhere(filled) + explain_joined(filled)
+    return f"{table.caption}. Measured, {count_seeds(filled)}{legend}.{notes}{needs}"
+
+
+def name_elsewhere(filled: Sequence[FilledRow]) -> str:
+    """A sentence about the table that measures what is quoted here, if there is one."""
+    named = dict.fromkeys(row.row.elsewhere for row in filled if row.row.elsewhere)
+    return f" What is quoted is measured, on CIFAR-100, in the table {' and '.join(named)}." if named else ""
 
 
 def count_seeds(filled: Sequence[FilledRow]) -> str:
@@ -107,4 +119,5 @@ def list_numbers(table: Table, filled: Sequence[FilledRow]) -> Iterator[tuple[ob
                 "yes" if row.row.quoted else "no",
             )
             why = f"needs {cell.needs}" if cell.needs else cell.state
-            yield *named, paper, ours, std, len(cell.found), difference, why, cell.last, cell.command
+            source = cell.cell.source if paper else ""
+            yield *named, paper, source, ours, std, len(cell.found), difference, why, cell.last, cell.command
