@@ -66,8 +66,8 @@ CAPTION = (
     "as hosts, without and with Mnemonics (the README of its code, which does not say which memory they are of; its "
     "commands keep 2,000 in all). LUCIR w/ Mnemonics is the scheme of its paper, reconstructed, and the hosts with "
     "Mnemonics are the released code. Settings are the defaults of equipoise run, but every epoch ends with a short "
-    "batch, as in the originals' loops. Epochs of BiC are joined and those of SS-IL leave out what fills no batch, both "
-    "as in their authors' code, but for the base step of SS-IL, which is joined"
+    "batch, as in the originals' loops. Epochs of BiC are joined and those of SS-IL leave out what fills no batch, "
+    "both as in their authors' code, but for the base step of SS-IL, which is joined"
 )
 
 
