@@ -295,9 +295,14 @@ def test_kernels_rest_after_the_base_step_and_old_rows_always(mode: Any, digits:
     learner, seen = Learner(Mnemonics(host=LUCIR(Balanced()), mode=mode), 4, recipe=FAST, device="cpu"), []
 
     def look(learner: Learner) -> None:
+        assert learner._live is not None
+        weights = learner._live.net.state_dict()
         if learner.stage_ == "train":
-            assert learner._live is not None
-            seen.append({k: v.clone() for k, v in learner._live.net.state_dict().items()})
+            seen.append({k: v.clone() for k, v in weights.items()})
+        if learner.stage_ == "mnemonics":  # statistics of batch norms included
+            assert all(torch.equal(seen[-1][k], v) for k, v in weights.items()), (
+                "pixels are learned for the net as it is"
+            )
 
     learn(learner, digits, callback=look)
     base, then, last = seen[0], seen[1], seen[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,7 @@ def test_anchors_are_the_memory_dealt_out_again_and_again(each: int, anchors: in
     for first in range(0, batches, deals):
         dealt = drawn[0][first : first + deals].flatten().tolist()
         assert len(set(dealt)) == len(dealt) and (y[dealt] < 7).all(), "each at most once in a deal, all from memory"
+    assert m.more(replace(s, where=s.memory), torch.zeros(3, 32), generator(0)) is None, "while fine-tuning on it"
     first_step = make_step((7,), Images(torch.zeros(len(y), 1, 8, 8, dtype=torch.uint8), y))
     assert m.more(first_step, torch.zeros(3, 32), generator(0)) is None
 
