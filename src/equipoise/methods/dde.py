@@ -24,7 +24,7 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Colliding(Remedy):
-    """The remedy in force, with every softmax averaged with those of the image's neighbours."""
+    """Takes the remedy's place in the host's loss: its softmax, averaged with those of the image's neighbours."""
 
     name: ClassVar[str] = ""
     near: Tensor

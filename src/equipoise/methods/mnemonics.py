@@ -23,7 +23,7 @@ from .icarl import ICaRL, flip
 from .lucir import LUCIR
 
 NORMS = ("backbone.*weight", "backbone.*bias", "head.new", "head.scale")
-"""batch norms and what the classifier learns; kernels have another name"""
+"""what every step trains: batch norms, new rows and the scale; of convolutions nothing is called weight or bias"""
 KERNELS = (Group(("backbone.*.kernel",)), Group(NORMS))
 SCALES = (Group(("backbone.*.scale", "backbone.*.shift")), Group(NORMS))
 
@@ -90,7 +90,7 @@ class Mnemonics(Around):
         assert b.more is not None
         own, y = b.more.out, b.more.y
         if self.mode == "released":
-            new = F.one_hot(y - s.n_old, s.sizes[-1]).to(own.h.dtype)
+            new = F.one_hot(y - s.n_old, s.sizes[-1]).to(own.h.dtype)  # the means of old classes are fixed
             means = torch.cat([s.state["means of old"], new.T @ own.h / new.sum(0)[:, None]])
             return F.cross_entropy(F.normalize(b.out.h, dim=1) @ F.normalize(means, dim=1).T, b.y)
         W, scale, part = b.out.extra["rows"][0], b.out.extra["scale"][0], s.state["part"]
