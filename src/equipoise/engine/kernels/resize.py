@@ -53,11 +53,11 @@ def resize_boxes(x, place, boxes, out, side, PIXELS: tl.constexpr):
     green = tl.zeros((PIXELS,), tl.float32)
     blue = tl.zeros((PIXELS,), tl.float32)
     total = tl.zeros((PIXELS,), tl.float32)
-    for a in range(0, (2 * tall).to(tl.int32) + 2):
+    for a in range(0, tl.ceil(2 * tall).to(tl.int32)):
         at_y = first_y + a
         weight_y = tl.maximum(1.0 - tl.abs(at_y + 0.5 - y) / tall, 0.0)
         weight_y = tl.where(at_y < height, weight_y, 0.0)
-        for b in range(0, (2 * wide).to(tl.int32) + 2):
+        for b in range(0, tl.ceil(2 * wide).to(tl.int32)):
             at_x = first_x + b
             weight = weight_y * tl.maximum(1.0 - tl.abs(at_x + 0.5 - x0) / wide, 0.0)
             weight = tl.where(at_x < width, weight, 0.0)
