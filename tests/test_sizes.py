@@ -34,7 +34,8 @@ from equipoise import (
 from equipoise.data.images import Images
 from equipoise.data.ragged import Ragged
 from equipoise.data.randomness import generator
-from equipoise.engine import cuda_graph, predict
+from equipoise.engine import cuda_graph, pixels, predict
+from equipoise.engine.batches import Table
 from equipoise.engine.predict import compute_features
 from equipoise.learner.state import new_net
 from equipoise.nets.backbones import PODNetResNet18, ResNet18
@@ -185,6 +186,17 @@ def test_no_shape_depends_on_what_is_drawn() -> None:
         vars(x)["largest"] = largest  # as the steps before the recording have found it
         out = ResizedCrop(SIDE, brightness=0.5)(x, torch.zeros(5, dtype=torch.long), mode.from_tensor(drawn))
         assert out.shape == (5, 3, SIDE, SIDE) and out.dtype == torch.uint8
+
+
+def test_boxes_of_an_epoch_are_those_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "AT_ONCE", 5)
+    data, crop = labelled(*pictures(range(2))), ResizedCrop(SIDE, brightness=0.5)
+    which, gen = torch.arange(12).flip(0).view(3, 4), generator(0)
+    drawn, table = crop.draw((3, 4), gen), Table(data, crop, 5, 4)
+    table.lay_out(which, drawn)
+    for k in range(3):
+        x, y = table.next_batch()
+        assert torch.equal(x, crop(data.x, which[k], drawn[k])) and y.tolist() == data.y[which[k]].tolist()
 
 
 def test_a_captured_step_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,11 @@ class ResizedCrop:
         """Random numbers per image: ten areas, ten ratios, how far down and right, mirror; and brightness, if used."""
         return 2 * self.tries + (4 if self.brightness else 3)
 
+    @property
+    def box_numbers(self) -> int:
+        """Numbers per image that `find_boxes` gives."""
+        return self.random_numbers - 2 * self.tries + 2
+
     def draw(self, shape: tuple[int, ...], gen: torch.Generator) -> Tensor:
         """Draw the random numbers of `shape` images, int64 (*shape, random_numbers), from 0 to FINE − 1; mirror 0 or 1,
         brightness up to FINE."""
@@ -176,7 +181,8 @@ class ResizedCrop:
         return torch.tensor(numbers[: self.random_numbers], device=device).expand(*shape, -1)
 
     def find_boxes(self, size: Tensor, drawn: Tensor) -> Tensor:
-        """The boxes of images of these sizes (n, 2), by the numbers drawn: as `resize` reads them (n, 5)."""
+        """The boxes of images of these sizes (n, 2), by the numbers drawn: as `resize` reads them (n, 5); where
+        brightness is used, with its number (n, 6)."""
         height, width = size[:, :1].double(), size[:, 1:].double()
         u, n = drawn.double() / FINE, self.tries
         area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * u[:, :n])
@@ -191,8 +197,8 @@ class ResizedCrop:
         room = torch.cat([height - h, width - w], 1)
         corner = torch.where(found, (u[:, 2 * n : 2 * n + 2] * (room + 1)).floor(), (room / 2).floor())
         boxes = torch.cat([corner, h, w], 1).long()
-        boxes = torch.cat([boxes, drawn[:, 2 * n + 2 : 2 * n + 3]], 1)
-        return torch.where(drawn[:, :1] < 0, find_centres(size, self.size), boxes)
+        boxes = torch.where(drawn[:, :1] < 0, find_centres(size, self.size)[:, :4], boxes)
+        return torch.cat([boxes, drawn[:, 2 * n + 2 :]], 1)
 
     def __call__(self, x: Tensor | Ragged, which: Tensor, drawn: Tensor, resize: Resize = resize) -> Tensor:
         """Augment the images `which` of x by the numbers `drawn`.
@@ -201,10 +207,14 @@ class ResizedCrop:
         """
         if isinstance(x, Tensor):
             return x[which]
+        return self.cut(x, which, self.find_boxes(x.size[which], drawn), resize)
+
+    def cut(self, x: Ragged, which: Tensor, boxes: Tensor, resize: Resize) -> Tensor:
+        """Augment the images `which` of x by boxes that are found already."""
         widest = max(self.ratio[1], 1 / self.ratio[0])
         largest = math.ceil((x.largest + 0.5) * widest + 0.5)  # sides are rounded
-        squares = resize(x, which, self.find_boxes(x.size[which], drawn), self.size, largest)
-        return change_brightness(squares, self.brightness, drawn[:, -1]) if self.brightness else squares
+        squares = resize(x, which, boxes, self.size, largest)
+        return change_brightness(squares, self.brightness, boxes[:, -1]) if self.brightness else squares
 
 
 Augment = Crop | ResizedCrop

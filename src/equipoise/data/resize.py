@@ -25,12 +25,12 @@ def resize(x: Ragged, which: Tensor, boxes: Tensor, side: int, largest: int) -> 
     Args:
         x: the images.
         which: positions of the images (n,).
-        boxes: top, left, height, width, and 1 for a mirror image or 0 (n, 5), int64.
+        boxes: top, left, height, width, and 1 for a mirror image or 0 (n, 5 or more), int64.
         side: of the squares.
         largest: no box is larger.
     """
     n = len(which)
-    top, left, height, width, mirror = boxes[..., None].unbind(1)
+    top, left, height, width, mirror = boxes[:, :5, None].unbind(1)
     at = torch.arange(largest, device=boxes.device)
     rows, columns = top + at.minimum(height - 1), left + at.minimum(width - 1)
     line = x.start[which, None] + 3 * rows * x.size[which, 1:]  # where in memory each row begins

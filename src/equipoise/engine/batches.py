@@ -11,7 +11,7 @@ from ..data.augment import Augment, AugmentedEpoch
 from ..data.images import Images
 from ..nets import Net
 from ..step import Embed, More, Step
-from .pixels import augment
+from .pixels import count_numbers, cut, settle
 
 Order = Callable[[int], Tensor]
 """positions of the images of the k-th epoch"""
@@ -20,27 +20,31 @@ Draw = Callable[[tuple[int, int], int], Tensor]
 
 
 class Table:
-    """Batches as positions, the random numbers of their augmentation, and a counter."""
+    """Batches as positions, the random numbers of their augmentation, what follows from these, and a counter."""
 
     def __init__(self, images: Images, crop: Augment, most: int, size: int) -> None:
         self.images, self.crop, self.size = images, crop, size
         device = images.y.device
         self.which = torch.zeros(most, size, dtype=torch.long, device=device)
         self.drawn = torch.zeros(most, size, crop.random_numbers, dtype=torch.long, device=device)
+        count = count_numbers(crop, images.x)
+        self.settled = self.drawn.new_zeros(most, size, count) if count else self.drawn
         self.at = torch.zeros(1, dtype=torch.long, device=device)
 
     def lay_out(self, batches: Tensor, drawn: Tensor) -> None:
         """Set the next batches: positions (batches, size) and random numbers."""
         self.which[: len(batches)].copy_(batches)
         self.drawn[: len(batches)].copy_(drawn)
+        if self.settled is not self.drawn:
+            self.settled[: len(batches)].copy_(settle(self.crop, self.images.x, batches, drawn))
         self.at.zero_()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """Return the augmented images and the labels of the next batch."""
         which = self.which.index_select(0, self.at)[0]
-        drawn = self.drawn.index_select(0, self.at)[0]
+        settled = self.settled.index_select(0, self.at)[0]
         self.at += 1
-        return augment(self.crop, self.images.x, which, drawn), self.images.y[which]
+        return cut(self.crop, self.images.x, which, settled), self.images.y[which]
 
 
 class Batches(Table):

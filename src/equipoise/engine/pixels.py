@@ -12,6 +12,9 @@ from ..data.augment import Augment, AugmentedEpoch, ResizedCrop
 from ..data.ragged import Ragged
 from ..data.resize import Resize, resize, see_centre
 
+AT_ONCE = 2**16
+"""images whose boxes are found at a time"""
+
 
 def augment(crop: Augment, x: Tensor | Ragged, which: Tensor, drawn: Tensor) -> Tensor:
     """The images `which` of x, augmented by the numbers `drawn`: uint8."""
@@ -19,6 +22,31 @@ def augment(crop: Augment, x: Tensor | Ragged, which: Tensor, drawn: Tensor) -> 
         return crop(x, which, drawn, choose_resize(which.device))
     assert isinstance(x, Tensor), "images of different sizes have a ResizedCrop"
     return crop(x, which, drawn)
+
+
+def count_numbers(crop: Augment, x: Tensor | Ragged) -> int:
+    """How many numbers `settle` makes of those that are drawn for an image; 0 if it leaves them as they are."""
+    return crop.box_numbers if isinstance(crop, ResizedCrop) and isinstance(x, Ragged) else 0
+
+
+def settle(crop: Augment, x: Tensor | Ragged, which: Tensor, drawn: Tensor) -> Tensor:
+    """The boxes of images at these positions (batches, size), by the numbers drawn.
+
+    They are found for all batches of an epoch at once: it takes sixty small kernels, as many as a small net.
+    """
+    if not isinstance(crop, ResizedCrop) or not isinstance(x, Ragged):
+        return drawn
+    size, numbers = x.size[which.flatten()], drawn.flatten(0, 1)
+    parts = [slice(first, first + AT_ONCE) for first in range(0, max(1, len(size)), AT_ONCE)]
+    boxes = torch.cat([crop.find_boxes(size[part], numbers[part]) for part in parts])
+    return boxes.view(*which.shape, crop.box_numbers)
+
+
+def cut(crop: Augment, x: Tensor | Ragged, which: Tensor, settled: Tensor) -> Tensor:
+    """The images `which` of x, augmented by the numbers that are settled: uint8."""
+    if isinstance(crop, ResizedCrop) and isinstance(x, Ragged):
+        return crop.cut(x, which, settled, choose_resize(which.device))
+    return augment(crop, x, which, settled)
 
 
 def take(x: Tensor | Ragged, where: Tensor | AugmentedEpoch | None, part: slice, device: torch.device) -> Tensor:

@@ -24,19 +24,23 @@ def resize(x: Ragged, which: Tensor, boxes: Tensor, side: int, largest: int) -> 
     """Cut boxes out of images, mirror them and resize them to squares (n, 3, side, side), uint8, channels last."""
     out = torch.empty(len(which), side, side, 3, dtype=torch.uint8, device=which.device)
     tiles = -(-side * side // PIXELS)
-    place = torch.stack([x.start[which], x.size[which, 1]], 1)  # where each image begins, and its width
-    launch(resize_boxes, (len(which) * tiles,), x.pixels, place, boxes, out, side, PIXELS=PIXELS, num_warps=WARPS)
+    launch(
+        resize_boxes, (len(which) * tiles,), x.pixels, x.start.contiguous(), x.size.contiguous(), which.contiguous(),
+        boxes.contiguous(), boxes.shape[1], out, side, PIXELS=PIXELS, num_warps=WARPS,
+    )  # fmt: skip
     return out.permute(0, 3, 1, 2)
 
 
 @triton.jit
-def resize_boxes(x, place, boxes, out, side, PIXELS: tl.constexpr):
-    """out[i] = the box boxes[i] = (top, left, height, width, mirror) of the image that begins at place[i]."""
+def resize_boxes(x, starts, sizes, which, boxes, numbers, out, side, PIXELS: tl.constexpr):
+    """out[i] = the box boxes[i] = (top, left, height, width, mirror, ...), `numbers` in all, of the image which[i]."""
     tiles = tl.cdiv(side * side, PIXELS)
     i = (tl.program_id(0) // tiles).to(tl.int64)
-    start, line = tl.load(place + 2 * i), tl.load(place + 2 * i + 1)
-    top, left, mirror = tl.load(boxes + 5 * i), tl.load(boxes + 5 * i + 1), tl.load(boxes + 5 * i + 4)
-    height, width = tl.load(boxes + 5 * i + 2).to(tl.int32), tl.load(boxes + 5 * i + 3).to(tl.int32)
+    image = tl.load(which + i)
+    start, line = tl.load(starts + image), tl.load(sizes + 2 * image + 1)
+    box = boxes + numbers * i
+    top, left, mirror = tl.load(box), tl.load(box + 1), tl.load(box + 4)
+    height, width = tl.load(box + 2).to(tl.int32), tl.load(box + 3).to(tl.int32)
     corner, line = x + start + 3 * (top * line + left), line.to(tl.int32)
     p = tl.program_id(0) % tiles * PIXELS + tl.arange(0, PIXELS)
     ok = p < side * side
