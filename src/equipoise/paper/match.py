@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,10 @@ def make_key(run: Run) -> str:
     """The key of a run's resolved settings without the seed."""
     resolved = resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
     return digest(to_plain(replace(resolved, seed=0)))
+
+
+make_cell_key = functools.lru_cache(4096)(make_key)
+"""the same for runs of the paper's cells, which are the same few hundred again and again"""
 
 
 def find_missing_data(run: Run) -> str | None:
@@ -181,7 +186,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
         if cell.run is None or cell.run.data.name not in SHAPES:
             return Filled(cell, (), row.quoted)
         found, joined = find(cell.run), join_batches(cell.run)
-        if found or joined is None or table.alone or make_key(joined) in map(make_key, list_row_runs(row)):
+        if found or joined is None or table.alone or make_cell_key(joined) in map(make_cell_key, list_row_runs(row)):
             return Filled(cell, found, row.quoted, flags=flags)
         found = find(joined)
         return Filled(cell, found, row.quoted, joined=bool(found), flags=flags)
@@ -203,7 +208,7 @@ def join_batches(run: Run) -> Run | None:
 
 def find_records(run: Run, records: Records, alone: bool = False, looks: bool = False) -> dict[int, Found]:
     """The records of a run by seed; with `alone` those that reused nothing, with `looks` those that looked besides."""
-    found, least = records.by_run.get(make_key(run), {}), 2 if looks else 1 if alone else 0
+    found, least = records.by_run.get(make_cell_key(run), {}), 2 if looks else 1 if alone else 0
     return {seed: one for seed, one in found.items() if rank_record(one) >= least}
 
 
@@ -211,7 +216,7 @@ def list_runs(tables: Sequence[Table], seeds: int) -> list[Run]:
     """The distinct runs behind all cells whose data can be loaded, for each seed."""
     runs = [run for table in tables for row in table.rows for run in list_row_runs(row)]
     each = (replace(run, seed=seed) for run in runs for seed in range(seeds))
-    return list({(make_key(run), run.seed): run for run in each}.values())
+    return list({(make_cell_key(run), run.seed): run for run in each}.values())
 
 
 def find_missing_runs(runs: Sequence[Run], records: Records, alone: bool = False, looks: bool = False) -> list[Run]:
