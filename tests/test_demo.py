@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from equipoise import Method, Recipe
 from equipoise.cli import demo, run_command
 
 CASES = {"5": ("standard", "balanced", "meta"), "0": ("standard", "balanced", "relaxed")}
@@ -39,7 +40,7 @@ def picture(path):
         pixels = np.asarray(image.convert("RGB")).astype(int)
     height, width, _ = pixels.shape
     assert 500 <= height <= 3000 and 1000 <= width <= 3000
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    assert len(np.unique(pixels @ [1 << 16, 1 << 8, 1])) > 50, "colours"
     assert 0.02 < (pixels.min(2) < 200).mean() < 0.98
     edges = pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]
     assert [edge.min() > 250 for edge in edges] == [True] * 4, f"{path} is cut off: top, bottom, left, right"
@@ -47,6 +48,8 @@ def picture(path):
 
 
 def test_the_demo(capsys, monkeypatch):
+    """In half its epochs. What is asserted of accuracies, a wrong sign would break."""
+    monkeypatch.setitem(Method.recipes, "tiny", Recipe(epochs=10, lr=0.05, batch=32))
     assert run_command(["demo", "--seeds", "1", "--out", "demo"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -63,9 +66,9 @@ def test_the_demo(capsys, monkeypatch):
         assert average[memory, remedy] == pytest.approx(np.mean([step["top1"] for step in r["steps"]]))
         assert f"{remedy}, memory {memory}, seed 0: average incremental accuracy {average[memory, remedy]:.2f}%" in out
     # What the paper is about.
-    assert average["5", "balanced"] >= average["5", "standard"] + 15
-    assert average["0", "balanced"] > average["0", "standard"]
-    assert average["0", "relaxed"] > average["0", "standard"]
+    assert average["5", "balanced"] >= average["5", "standard"] + 15 and average["5", "balanced"] > 65
+    assert average["0", "balanced"] > average["0", "standard"] + 5
+    assert average["0", "relaxed"] > average["0", "standard"] + 5
 
     table = [line.split() for line in out.splitlines() if re.match(r" +[05] +[a-z]+ +\d", line)]
     for row, (memory, remedy) in zip(table, results, strict=True):

@@ -1195,42 +1195,6 @@ def test_the_work_of_a_run_is_what_it_trains_on(name: str, tmp_path: Path, monke
     assert len(result["steps"]) == 3
 
 
-# Recorded: what a wrong sign would break
-
-
-trained_once = pytest.mark.xdist_group("recorded")
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], float]:
-    """Average incremental accuracy on digits, 5 classes and then 5 times one, 10 epochs a step."""
-    folder = tmp_path_factory.mktemp("recorded")
-    cells: list[tuple[Remedy, str]] = [(Standard(), "5"), (Balanced(), "5")]
-    cells += [(Standard(), "0"), (Balanced(), "0"), (Relaxed(), "0")]
-    ten = Recipe(epochs=10, lr=0.05, batch=32)
-    with digits_of(140):
-        return {
-            (remedy.name, memory): run(
-                small(remedy, base=5, steps=5, memory=memory, recipe=ten),
-                folder / f"{remedy.name}-{memory}",
-                SharedSteps(folder / "store"),
-            )["average_incremental_accuracy"]
-            for remedy, memory in cells
-        }
-
-
-@trained_once
-def test_balanced_beats_standard_with_a_small_memory(recorded: dict[tuple[str, str], float]) -> None:
-    assert recorded["balanced", "5"] >= recorded["standard", "5"] + 15
-    assert recorded["balanced", "5"] > 65
-
-
-@trained_once
-def test_balanced_and_relaxed_beat_standard_without_memory(recorded: dict[tuple[str, str], float]) -> None:
-    assert recorded["balanced", "0"] > recorded["standard", "0"] + 5
-    assert recorded["relaxed", "0"] > recorded["standard", "0"] + 5
-
-
 OUTSIDE = """
 from dataclasses import dataclass
 from typing import ClassVar
