@@ -217,6 +217,8 @@ def test_images_are_resized_as_torchvision_would(size: tuple[int, int]) -> None:
     if short == 256:
         resized = image
     assert square.tobytes() == resized.crop((left, top, left + 256, top + 256)).tobytes()
+    kept = Fit(256, True, True, keep=300)(image)
+    assert kept is image if size == (300, 300) else kept.tobytes() == square.tobytes()
     for fit in (Fit(), Fit(256), Fit(256, True), Fit(256, True, True)):
         assert fit.count_bytes(w, h) == len(fit(image).tobytes())
 

@@ -9,7 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +30,16 @@ KINDS_IN_WORDS = {str: "a string", bool: "true or false", int: "a whole number",
 def no_flag(default: Any) -> Any:
     """A field without a flag: it can be set in Python only."""
     return field(default=default, metadata={"flag": False})
+
+
+def only_of(names: tuple[str, ...], default: Any = None) -> Any:
+    """A field that only values of these names have; others keep the default, and their records do not have it."""
+    return field(default=default, metadata={"only": names})
+
+
+def has_field(f: Field[Any], name: object) -> bool:
+    """Whether a value of this name has a field."""
+    return "only" not in f.metadata or name in f.metadata["only"]
 
 
 def number(default: float, whole: bool = False, **bounds: float) -> Any:
@@ -74,9 +84,10 @@ def to_plain(value: Any) -> Any:
     Integers in float fields become floats. What JSON cannot represent becomes its repr.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        name = {"name": value.name} if "name" not in list_fields(type(value)) and hasattr(value, "name") else {}
-        own = {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
-        floats = [f.name for f in fields(value) if f.type in ("float", float) and type(own[f.name]) is int]
+        called = getattr(value, "name", None)
+        name = {"name": called} if "name" not in list_fields(type(value)) and hasattr(value, "name") else {}
+        own = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if has_field(f, called)}
+        floats = [f.name for f in fields(value) if f.type in ("float", float) and type(own.get(f.name)) is int]
         return name | own | {one: float(own[one]) for one in floats}
     if type(value) in PLAIN and (type(value) is not float or math.isfinite(value)):
         return value  # as most are, and JSON takes ten times as long
@@ -102,7 +113,8 @@ def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
             kind = kinds[kind](str(rest.pop("name")))
         except EquipoiseError as error:
             raise DataError(f"not a {kind.__name__} of this version of Equipoise: {error}") from None
-    hints, wrong = _hints(typing.cast(Any, kind)), set(rest) ^ list_fields(typing.cast(Any, kind))
+    expected = {f.name for f in fields(typing.cast(Any, kind)) if has_field(f, rest.get("name"))}
+    hints, wrong = _hints(typing.cast(Any, kind)), set(rest) ^ expected
     if wrong:
         state = "unknown" if min(wrong) in rest else "missing"
         raise DataError(f"not a {kind.__name__} of this version of Equipoise: {min(wrong)} is {state}")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import methods
-from ..data.datasets import PLANNED, SHAPES
+from ..data.datasets import SHAPES
+from ..data.folders import NAMES, find_shape
 from ..errors import UsageError, make_unknown_error
 from ..method import Method
 from ..methods.around import Around
@@ -18,6 +19,7 @@ from ..remedies import REMEDIES, Remedy
 from ..runs.command import NO_FLAGS_OF_A_HOST, name_flag
 from ..runs.settings import Data, Machine, Options, Protocol, Run
 from ..runs.shared_steps import parse_store
+from ..settings import has_field
 from ..step import Finetune, Recipe, plan_for
 from .flags import Flag, Syntax, parse, read_docstrings
 from .words import pop_flag
@@ -71,7 +73,7 @@ def parse_request(argv: Sequence[str], verb: str, kind: type[R]) -> R:
     """Parse the method, then its flags. Only the flags of this method and its remedy are accepted."""
     method = choose_method(argv, verb)
     chosen = choose_parts(method(), pop_flag("--host", argv)[1], pop_flag("--remedy", argv)[1])
-    start = make_default_request(kind, chosen, pop_flag("--dataset", argv)[1])
+    start = make_default_request(kind, chosen, argv)
     # The help shows the flags of what is named, but as defaults it still shows the real ones.
     real = {"remedy": method().remedy.name, "dataset": Data().name}
     real |= {flag.name: flag.default for flag in collect_flags(method()) if flag.name == "host"}
@@ -109,12 +111,16 @@ def choose_parts(method: Method, host: str | None, remedy: str | None) -> Method
     return method if remedy is None else method.with_remedy(methods.find_remedy(remedy)())
 
 
-def make_default_request(kind: type[R], chosen: Method, dataset: str | None) -> R:
+def make_default_request(kind: type[R], chosen: Method, argv: Sequence[str]) -> R:
     """The request without any flags. The default recipe depends on the size of the images, so on the data set."""
-    shapes = SHAPES | PLANNED
-    data = Data() if dataset is None else Data(dataset)
-    recipe = chosen.recipe(plan_for(shapes.get(data.name, shapes[Data().name])))
-    return kind(run=Run(chosen, data, Protocol(memory=chosen.default_memory), recipe))
+    name, folder, size = (pop_flag(flag, argv)[1] for flag in ("--dataset", "--data", "--size"))
+    data = Data() if name is None else Data(name)
+    shape = SHAPES.get(data.name, SHAPES[Data().name])
+    if data.name in NAMES:
+        side = int(size) if size and size.isdecimal() else None  # what is no number is refused later
+        shape = find_shape(data.name, Path(folder) if folder else None, side)
+        data = replace(data, size=shape[1] if shape[1] == shape[2] else None)
+    return kind(run=Run(chosen, data, Protocol(memory=chosen.default_memory), chosen.recipe(plan_for(shape))))
 
 
 def make_syntax(found: Sequence[Flag], start: Request, verb: str) -> Syntax:
@@ -178,7 +184,8 @@ def list_fields(value: Any, prefix: str, hosted: bool = False) -> Iterator[tuple
         replaced = isinstance(one, Finetune) and isinstance(value, Method) and not value.remedy.keeps_finetuning
         held = isinstance(one, Method) and isinstance(value, Method) and not isinstance(value, Around)
         hidden = hosted and isinstance(one, NO_FLAGS_OF_A_HOST)
-        if flag is not None and not replaced and not held and not hidden:
+        elsewhere = not has_field(f, getattr(value, "name", None))
+        if flag is not None and not replaced and not held and not hidden and not elsewhere:
             yield f.name, f"{prefix}{flag}".replace("-", "_"), one
 
 
@@ -212,6 +219,9 @@ def refuse_foreign_flags(words: Sequence[str], found: Sequence[Flag], method: Me
         if not flag.startswith("--") or flag.replace("_", "-") in own:
             continue
         plain = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
+        for f in fields(Data):
+            if f.name == plain and "only" in f.metadata:
+                raise UsageError(f"{flag} belongs to --dataset {' or '.join(f.metadata['only'])}")
         hosts = list_hosts(method) if isinstance(method, Around) else []
         for axis, here, others in (
             ("--remedy ", method.remedy.name, {n: method.with_remedy(REMEDIES[n]()) for n in list_remedies(method)}),

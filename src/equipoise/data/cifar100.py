@@ -40,6 +40,7 @@ MD5 = {
 }
 RECORDS = (50_000, 10_000)  # training and test images
 SHAPE = (3, 32, 32)  # red, green and blue plane, row by row
+MEAN, STD = (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)  # of each channel, for pixels from 0 to 1
 TIMEOUT = 30.0  # seconds without data until a download fails
 
 _NAMES = """

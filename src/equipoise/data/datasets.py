@@ -1,4 +1,4 @@
-"""The data sets: digits, which comes with scikit-learn, and CIFAR-100, from a folder or by a download."""
+"""The data sets: digits, which comes with scikit-learn; CIFAR-100, from its files or by a download; and folders."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 import torch
 
 from ..errors import UsageError, make_unknown_error
-from . import cifar100
-from .augment import Crop
+from . import cifar100, folders
+from .augment import Crop, ResizedCrop
 from .images import Images, measure_channels
 from .randomness import generator
 
 SHAPES = {"digits": (1, 8, 8), "cifar100": (3, 32, 32)}
-"""image shapes (channels, height, width) of the data sets that `load` supports"""
+"""image shapes (channels, height, width) of the data sets that are the same everywhere"""
 PLANNED = {"imagenet-subset": (3, 224, 224), "imagenet": (3, 224, 224)}
-"""those of the paper that `load` does not support yet"""
+"""those of the paper that are not free to pass on: `load` reads them from a folder"""
 COUNTS = {"digits": (140,) * 10, "cifar100": (500,) * 100}
 """number of training images of each class, for planning runs without loading data"""
 
@@ -39,7 +39,7 @@ class Dataset:
     test: Images
     classes: tuple[str, ...]
     """class names"""
-    augment: Crop
+    augment: Crop | ResizedCrop
     """label-preserving augmentation"""
     mean: tuple[float, ...]
     """mean of each channel over the training images, for pixels from 0 to 1"""
@@ -47,24 +47,38 @@ class Dataset:
     """standard deviation of each channel"""
     fingerprint: str
     """a hash of every pixel and label"""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of an image."""
-        return SHAPES[self.name]
+    shape: tuple[int, int, int]
+    """(channels, height, width) of an image as a net sees it"""
 
 
-def load(name: str, folder: Path | None = None, progress: bool = True) -> Dataset:
+STATISTICS = ("measured", "imagenet", "cifar100")
+"""which mean and standard deviation images of a folder are normalised with: their own, or those of a data set"""
+
+
+def load(
+    name: str,
+    folder: Path | None = None,
+    progress: bool = True,
+    *,
+    size: int | None = None,
+    subset: str | None = None,
+    normalise: str | None = None,
+) -> Dataset:
     """Load a data set by name.
 
     CIFAR-100 is read from its official files or archives in `folder` (default: $EQUIPOISE_DATA or
     ~/.cache/equipoise/data), and downloaded if missing; `progress` shows a progress bar. Digits needs no folder.
+    For `folder`, imagenet and imagenet-subset, `folder` has the images, or is what `equipoise pack` made of them:
+    `size` is the side of the squares that a net sees, `subset` the definition of ImageNet-Subset, and `normalise` one
+    of STATISTICS.
     """
+    if name in folders.NAMES:
+        return _load_folder(name, folders.read_folder(name, folder, size, subset, progress), normalise)
     if name == "digits":
         return _load_digits()
     if name == "cifar100":
         return _load_cifar100(folder, progress)
-    raise make_unknown_error("data set", name, SHAPES)
+    raise make_unknown_error("data set", name, (*SHAPES, *folders.NAMES))
 
 
 def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
@@ -86,7 +100,7 @@ def split(data: Dataset, validation: float, seed: int) -> tuple[Images, Images]:
             )
         drawn = torch.randperm(len(which), generator=generator(seed, "validation", label))
         aside[which[drawn[:count]]] = True
-    return data.train[~aside], data.train[aside]
+    return data.train[(~aside).nonzero()[:, 0]], data.train[aside.nonzero()[:, 0]]
 
 
 def _read_digits() -> npt.NDArray[np.float64]:
@@ -123,6 +137,7 @@ def _load_digits() -> Dataset:
         mean=(mean.item() / 255,),
         std=(std.item() / 255,),
         fingerprint=_fingerprint(train, test),
+        shape=SHAPES["digits"],
     )
 
 
@@ -135,9 +150,29 @@ def _load_cifar100(folder: Path | None, progress: bool) -> Dataset:
         test=test,
         classes=cifar100.CLASSES,
         augment=Crop(pad=4, flip=True),
-        mean=(0.5071, 0.4866, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
+        mean=cifar100.MEAN,
+        std=cifar100.STD,
         fingerprint=_fingerprint(train, test),
+        shape=SHAPES["cifar100"],
+    )
+
+
+def _load_folder(name: str, found: folders.Folder, normalise: str | None) -> Dataset:
+    """A folder of images. Small ones are shifted, like CIFAR's; out of large ones boxes are cut, like ImageNet's."""
+    known = {"imagenet": folders.IMAGENET, "cifar100": (cifar100.MEAN, cifar100.STD)}
+    mean, std = known.get(str(normalise), (found.mean, found.std))
+    side = max(found.shape[1:])
+    augment = ResizedCrop(side) if side > folders.SMALL else Crop(side // 8) if side > 16 else Crop(1, flip=False)
+    return Dataset(
+        name=name,
+        train=found.train,
+        test=found.test,
+        classes=found.classes,
+        augment=augment,
+        mean=mean,
+        std=std,
+        fingerprint=found.fingerprint,
+        shape=found.shape,
     )
 
 

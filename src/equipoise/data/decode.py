@@ -51,11 +51,13 @@ class Fit:
     """whether to keep the centre square only"""
     enlarge: bool = False
     """whether to enlarge images with a smaller short side"""
+    keep: int | None = None
+    """squares of this side stay as they are"""
 
     def scale(self, w: int, h: int) -> tuple[int, int]:
         """Width and height of a resized image, before the crop."""
         short = min(w, h)
-        if self.side is None or short == self.side or (short < self.side and not self.enlarge):
+        if self.side is None or w == h == self.keep or short == self.side or (short < self.side and not self.enlarge):
             return w, h
         return self.side * w // short, self.side * h // short
 

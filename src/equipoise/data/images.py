@@ -90,11 +90,16 @@ def measure_channels(x: Tensor | Ragged) -> tuple[Tensor, Tensor]:
 
     Computed from a histogram: exact, equal on every device, and without a float copy of the images.
     """
-    levels = torch.arange(256, dtype=torch.float64)
     counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)
     for pixels in list_pixels(x):
         channels = pixels.view(-1, 3).unbind(1) if isinstance(x, Ragged) else pixels.unbind(1)
         counts += torch.stack([torch.bincount(c.flatten(), minlength=256).cpu().double() for c in channels])
+    return summarise_levels(counts)
+
+
+def summarise_levels(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, from the number of its pixels of each level (channels, 256)."""
+    levels = torch.arange(256, dtype=torch.float64)
     p = counts / counts[0].sum()
     mean = p @ levels
     std = ((p @ levels**2) - mean**2).clamp_min(0).sqrt()

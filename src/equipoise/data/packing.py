@@ -68,8 +68,13 @@ class Packing:
 
     @property
     def test(self) -> Fit:
-        """How test images are stored: squares, of which a net sees the centre."""
-        return self.train if self.size is None or self.size <= SMALL else Fit(round(self.size * 8 / 7), True, True)
+        """How test images are stored: squares, of which a net sees the middle, 224 of 256 pixels.
+
+        Files that are squares of the size itself are seen as they are.
+        """
+        if self.size is None or self.size <= SMALL:
+            return self.train
+        return Fit(round(self.size * 8 / 7), square=True, enlarge=True, keep=self.size)
 
     def name(self, subset: str | None) -> str:
         """The name of the packed folder."""

@@ -47,9 +47,8 @@ def resolve(run: Run, classes: int, shape: Shape) -> Run:
     base = p.base if p.base is not None else classes // 2
     sizes = split_classes(classes, base, 5 if p.steps is None else p.steps)
     protocol = replace(p, base=base, steps=len(sizes) - 1, order=str(p.order), memory=str(Budget.parse(p.memory)))
-    data = replace(run.data, validation=float(run.data.validation), brightness=float(run.data.brightness))
     run = run.reset_unused(run.method.recipe(Plan(0, sizes[:1], shape)))
-    return replace(run, data=data, protocol=protocol, seed=int(run.seed))
+    return replace(run, data=run.data.resolve(shape), protocol=protocol, seed=int(run.seed))
 
 
 def compute_sizes(run: Run, classes: int) -> tuple[int, ...]:
@@ -208,7 +207,8 @@ def prepare(
     budget = Budget.parse(run.protocol.memory)
     made = {"select": run.protocol.select, "seed": run.seed, **vars(machine)}
     Learner(run.method, budget, recipe=run.recipe, **made)  # refuses invalid settings before loading data
-    loaded = loaded or load(run.data.name, data)
+    d = run.data
+    loaded = loaded or load(d.name, data, size=d.size, subset=d.subset, normalise=d.normalise)
     classes = len(loaded.classes)
     order = order_classes(run.protocol.order, classes)
     run = resolve(run, classes, loaded.shape)

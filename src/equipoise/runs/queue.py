@@ -20,7 +20,7 @@ from .command import name_folder
 from .folder import check_run_folder, read_last_epoch
 from .plan import count_images, prepare
 from .record import Result, read_result
-from .settings import Machine, Run
+from .settings import Data, Machine, Run
 
 Work = Callable[..., Result]
 """`equipoise.runs.run.run`, or an importable function with the same arguments"""
@@ -93,14 +93,14 @@ def plan_jobs(runs: Sequence[Run], machine: Machine, parent: Path, data: Path | 
     """Create a job for each distinct run, with a folder below `parent`. Invalid runs are refused here."""
     resolve_device(machine.device)
     jobs: dict[str, Job] = {}
-    loaded: dict[str, Dataset] = {}
+    loaded: dict[Data, Dataset] = {}
     folders = [parent / name_folder(run, machine) for run in runs]
     for folder in folders:  # before loading data
         check_run_folder(folder)
     for run, folder in zip(runs, folders):
         on_cpu = replace(machine, device="cpu", engine="auto")  # keeps the GPU free for the workers
-        plan = prepare(run, on_cpu, data, loaded.get(run.data.name))
-        loaded[run.data.name] = plan.data
+        plan = prepare(run, on_cpu, data, loaded.get(run.data.images))
+        loaded[run.data.images] = plan.data
         job = Job(plan.run, machine, folder, plan.compute_keys()[0], count_images(plan.list_work()))
         jobs.setdefault(digest([plan.settings["run"], plan.order]), job)
     return list(jobs.values())

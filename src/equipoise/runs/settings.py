@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
 from ..data.augment import Crop
-from ..data.datasets import PLANNED, SHAPES
-from ..errors import check, make_unknown_error
+from ..data.datasets import PLANNED, SHAPES, STATISTICS
+from ..data.folders import NAMES
+from ..data.listing import SUBSETS
+from ..errors import UsageError, check, check_choice, make_unknown_error
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
-from ..step import Recipe, plan_for
+from ..settings import has_field, only_of
+from ..step import Recipe, Shape, plan_for
 
 
 @dataclass(frozen=True)
@@ -19,15 +22,49 @@ class Data:
     """Which images to train and to evaluate on."""
 
     name: str = field(default="cifar100", metadata={"flag": "dataset"})
-    """digits (embedded) or cifar100"""
+    """digits (embedded) or cifar100; of images in a folder given by --data: folder, for any that has a folder for each
+    class, imagenet or imagenet-subset"""
     validation: float = 0.0
     """fraction of the training images of every class to set aside and measure on, instead of the test images"""
     brightness: float = 0.0
     """how much darker or brighter training images become at most, as a fraction; PODNet's own code has 63/255"""
+    size: int | None = only_of(NAMES)
+    """side of the squares that a net sees (default: 224; images of one size of up to 64 pixels as they are)"""
+    subset: Literal["first100", "seed1993"] | None = only_of(("imagenet-subset",))
+    """definition of ImageNet-Subset: the first 100 classes in sorted order, or those drawn with NumPy's seed 1993
+    (default: first100)"""
+    normalise: Literal["measured", "imagenet", "cifar100"] | None = only_of(("folder",))
+    """mean and standard deviation to normalise with: of the training images, or of a known data set
+    (default: measured)"""
 
     def __post_init__(self) -> None:
         check("validation", self.validation, least=0, below=1)
         Crop(brightness=self.brightness)
+        for f in fields(self):
+            if getattr(self, f.name) is not None and not has_field(f, self.name):
+                raise UsageError(
+                    f"{f.name} belongs to the data sets {', '.join(f.metadata['only'])}, not to {self.name}"
+                )
+        if self.size is not None:
+            check("size", self.size, least=8, most=4096, whole=True)
+        check_choice("subset", self.subset, None, *SUBSETS)
+        check_choice("normalise", self.normalise, None, *STATISTICS)
+
+    @property
+    def images(self) -> Data:
+        """Which images are loaded, apart from what is done with them."""
+        return replace(self, validation=0.0, brightness=0.0)
+
+    def resolve(self, shape: Shape) -> Data:
+        """The same with the defaults filled in, for images of this shape."""
+        _, height, width = shape
+        size = height if self.name in NAMES and height == width else None
+        filled = replace(self, validation=float(self.validation), brightness=float(self.brightness), size=size)
+        if self.name == "imagenet-subset" and self.subset is None:
+            return replace(filled, subset="first100")
+        if self.name == "folder" and self.normalise is None:
+            return replace(filled, normalise="measured")
+        return filled
 
 
 @dataclass(frozen=True)
@@ -67,9 +104,13 @@ class Run:
     @property
     def default_recipe(self) -> Recipe:
         """Its method's own recipe for images of its data set."""
-        shapes = SHAPES | PLANNED
+        shapes, size = SHAPES | PLANNED, self.data.size
+        if size is not None:
+            return self.method.recipe(plan_for((3, size, size)))
+        if self.data.name == "folder":
+            raise UsageError("its recipe depends on the size of its images: choose a size")
         if self.data.name not in shapes:
-            raise make_unknown_error("data set", self.data.name, shapes)
+            raise make_unknown_error("data set", self.data.name, (*SHAPES, *NAMES))
         return self.method.recipe(plan_for(shapes[self.data.name]))
 
     def reset_unused(self, default: Recipe) -> Run:
