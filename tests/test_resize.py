@@ -146,7 +146,7 @@ def test_where_nothing_is_random_the_middle_is_seen() -> None:
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (256, 341, 3)).astype(np.uint8))
     x = ragged([photo], 224)
     middle = torch.from_numpy(np.array(photo)).permute(2, 0, 1)[:, 16:240, 58:282]  # as torchvision's CenterCrop
-    assert torch.equal(see_centre(x)[0], middle)
+    assert torch.equal(see_centre(x, torch.tensor([0]))[0], middle)
     crop, one = ResizedCrop(224), torch.tensor([0])
     assert torch.equal(crop(x, one, crop.draw_nothing((1,), one.device))[0], middle)
     sizes = torch.tensor([[256, 341], [256, 256], [84, 84], [96, 120], [60, 90], [512, 400]])
@@ -273,4 +273,4 @@ def test_our_kernel_is_within_a_level_of_it() -> None:
     before = ours.clone()
     around[:1000], around[-1000:] = 255 - around[:1000], 255 - around[-1000:]
     assert torch.equal(crop(x, which, drawn, fast), before), "what is around the images is not read"
-    assert farthest(see_centre(x[:2], fast), see_centre(x[:2])) <= 1
+    assert farthest(see_centre(x, which[:2], fast), see_centre(x, which[:2])) <= 1

@@ -37,8 +37,7 @@ class Images:
 
     def take_squares(self, which: Tensor) -> Tensor:
         """The pixels of some images (n, channels, height, width), as a net sees them where nothing is random."""
-        part = self.x[which]
-        return see_centre(part) if isinstance(part, Ragged) else part
+        return see_centre(self.x, which) if isinstance(self.x, Ragged) else self.x[which]
 
     def compact(self) -> Images:
         """The same images, without pixels of others."""

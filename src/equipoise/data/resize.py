@@ -65,7 +65,7 @@ def find_centres(size: Tensor, side: int) -> Tensor:
     return torch.stack([top, left, length, length, torch.zeros_like(top)], 1)
 
 
-def see_centre(x: Ragged, resize: Resize = resize) -> Tensor:
-    """Images as a net sees them where nothing is random."""
-    which = torch.arange(len(x), device=x.device)
-    return resize(x, which, find_centres(x.size, x.side), x.side, max(round(x.largest * 7 / 8), min(x.largest, x.side)))
+def see_centre(x: Ragged, which: Tensor, resize: Resize = resize) -> Tensor:
+    """The images `which` of x as a net sees them where nothing is random."""
+    largest = max(round(x.largest * 7 / 8), min(x.largest, x.side))
+    return resize(x, which, find_centres(x.size[which], x.side), x.side, largest)

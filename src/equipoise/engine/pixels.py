@@ -53,8 +53,13 @@ def take(x: Tensor | Ragged, where: Tensor | AugmentedEpoch | None, part: slice,
     """A part of images x, of those at the positions `where` or of those of an epoch: uint8, on this device."""
     if isinstance(where, AugmentedEpoch):
         return augment(where.crop, where.images.x, where.where[part], where.drawn[part]).to(device)
-    images = x[part if where is None else where[part]].to(device)
-    return images if isinstance(images, Tensor) else see_centre(images, choose_resize(device))
+    which = part if where is None else where[part]
+    if isinstance(x, Tensor):
+        return x[which].to(device)
+    if x.device != device or isinstance(which, slice):
+        x = x[which].to(device)
+        which = torch.arange(len(x), device=device)
+    return see_centre(x, which, choose_resize(device))
 
 
 def choose_resize(device: torch.device) -> Resize:

@@ -75,7 +75,7 @@ class Learner(Predictor):
             select: how exemplars are chosen.
             recipe: how to optimise; None for the method's own recipe for images of that size.
             augment: crop and flip; None for shifts by an eighth and mirroring (tiny images: one pixel, no mirror).
-                With ResizedCrop(224), images are a list, may have different sizes, and are resized on the device.
+                ResizedCrop(224) for colour images of different sizes, in a list: boxes are cut out and resized.
             normalise: mean and standard deviation per channel, pixels counted from 0 to 1; None to measure
                 them on the first images that are learned.
             seed: of everything random.
