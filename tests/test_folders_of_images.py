@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,27 @@ def test_a_sweep_loads_each_choice_of_images_once(tmp_path: Path, isolated: None
     requests = [parse_request([*words, "--size", s, "--seed", k], "sweep", Many) for s in ("16", "20") for k in "01"]
     jobs = plan_jobs(requests, Path("runs"))
     assert [job.run.data.size for job in jobs] == [16, 16, 20, 20] and calls == [16, 20]
+
+
+def test_the_subset_is_read_out_of_a_packed_imagenet(tmp_path: Path, capsys: Any) -> None:
+    """By either definition: the same images, labels and fingerprint as where only the subset is packed."""
+    wnids = [f"n{8 * k + 10_000_000:08}" for k in range(1000)]
+    for k, one in enumerate(wnids):
+        for part in ("train", "val"):
+            write(tmp_path / part / one / f"{one}_{k}.JPEG", make_image(k % 50, 8, 8))
+    alone = load("imagenet-subset", tmp_path, size=16, subset="seed1993")
+    assert f"into {tmp_path / 'packed-16-seed1993'}, once" in capsys.readouterr().err
+    whole = load("imagenet", tmp_path, progress=False, size=16)
+    assert len(whole.classes) == len(whole.train) == 1000 and whole.mean == IMAGENET[0]
+    shutil.rmtree(tmp_path / "packed-16-seed1993")
+    for folder in (tmp_path, tmp_path / "packed-16"):
+        found = load("imagenet-subset", folder, size=16, subset="seed1993")
+        assert torch.equal(found.train.x, alone.train.x) and torch.equal(found.train.y, torch.arange(100))
+        assert found.classes == alone.classes and found.fingerprint == alone.fingerprint
+        first = load("imagenet-subset", folder, size=16)
+        assert first.classes == tuple(wnids[:100]) and torch.equal(first.train.x, whole.train.x[:100])
+        assert first.fingerprint != found.fingerprint
+    assert "packing" not in capsys.readouterr().err
 
 
 REFUSALS = {

@@ -58,7 +58,7 @@ def read_folder(name: str, root: Path | None, size: int | None, subset: str | No
     if name == "folder":
         levels = torch.tensor(index.info["levels"], dtype=torch.float64).view(3, 256)
         mean, std = (tuple((value / 255).tolist()) for value in summarise_levels(levels))
-    prints = [index.fingerprint(which) for which in parts]
+    prints = [index.fingerprint(which, label[which]) for which in parts]
     fingerprint = hashlib.sha256(json.dumps([classes, *prints]).encode()).hexdigest()
     return Folder(train, test, classes, shape, mean, std, fingerprint)
 

@@ -67,11 +67,11 @@ class Index:
     info: dict[str, Any]
     """how it was packed: listing, split, packing, levels, faults"""
 
-    def fingerprint(self, which: Numbers) -> str:
-        """A hash of sizes, labels and pixels of these images, by their checksums."""
+    def fingerprint(self, which: Numbers, label: Numbers) -> str:
+        """A hash of these images, by their sizes and checksums, and of these labels."""
         h = hashlib.sha256()
-        for name in ("height", "width", "label", "test", "checksum"):
-            h.update(np.ascontiguousarray(self.columns[name][which], "<i8").data)
+        for column in (*(self.columns[name][which] for name in ("height", "width", "checksum")), label):
+            h.update(np.ascontiguousarray(column, "<i8").data)
         return h.hexdigest()
 
 
