@@ -584,7 +584,7 @@ def test_memory_may_be_said_in_several_ways() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:3"])
 def test_a_gpu_that_is_not_there(device: str) -> None:
-    with pytest.raises(RunError, match=f"{device} was not found.*--device cpu"):
+    with pytest.raises(RunError, match=f"device {device} was not found: .*; use device='cpu'$"):
         Learner(device=device)
     assert Learner(device="auto").device_.type == "cpu"
 

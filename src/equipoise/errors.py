@@ -29,14 +29,18 @@ class DataError(EquipoiseError):
 class RunError(EquipoiseError):
     """A run cannot continue: its folder is in use or belongs to other settings, or training diverged."""
 
+    def __init__(self, words: str, with_flags: str = "") -> None:
+        """`with_flags` says the same where the remedy is typed at the command line and not in Python."""
+        super().__init__(words)
+        self.with_flags = with_flags or words
+
 
 class DivergedError(RunError):
     """Training diverged."""
 
     def __init__(self, words: str, settings: Mapping[str, str]) -> None:
         """`settings` are those to lower: from the Python argument to the flag."""
-        super().__init__(f"{words}; lower {' or '.join(settings)}")
-        self.with_flags = f"{words}; lower {' or '.join(settings.values())}"
+        super().__init__(*(f"{words}; lower {' or '.join(names)}" for names in (settings, settings.values())))
 
 
 class BusyError(RunError):
@@ -128,7 +132,7 @@ def describe_gpu_failure(error: BaseException) -> str | None:
 
 def describe_error(error: BaseException, lower: str = "--batch") -> str | None:
     """What is wrong and what to do; None for a bug. `lower` names the flags to lower when GPU memory runs out."""
-    if isinstance(error, DivergedError):
+    if isinstance(error, RunError):
         return error.with_flags
     if isinstance(error, EquipoiseError):
         return str(error)

@@ -23,7 +23,8 @@ def resolve_device(name: str | torch.device) -> torch.device:
     except RuntimeError:
         raise UsageError(f"device must be auto, cpu or cuda, not {name!r}") from None
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise RunError(f"device {name} was not found: torch sees {format_count(count, 'GPU')}; use --device cpu")
+        words = f"device {name} was not found: torch sees {format_count(count, 'GPU')}; use"
+        raise RunError(f"{words} device='cpu'", f"{words} --device cpu")
     return device
 
 
