@@ -205,6 +205,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "other images": (lambda: Gives(torch.zeros(5, 3)), r"it gives \(5, 3\)"),
     "flat maps": (lambda: Gives((torch.zeros(2, 3), [torch.zeros(2, 3)])), "stage outputs of a backbone must be"),
     "no module": (lambda: 3, "backbone must make a torch module, not a int"),
+    "meta": (lambda: nn.Linear(64, 4, device="meta"), "meta device, where weights have no numbers: make it on the CPU"),
     "tied": (Tied, "the same weights in two places"),
     "extra": (Extra, "keeps _extra_state, which is no tensor"),
 }

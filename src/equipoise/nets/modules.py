@@ -98,5 +98,7 @@ def make_backbone(source: ModuleSource, shape: tuple[int, int, int], gen: torch.
     module = source if isinstance(source, nn.Module) else source()
     if not isinstance(module, nn.Module):
         raise UsageError(f"backbone must make a torch module, not a {type(module).__name__}")
+    if any(value.is_meta for value in (*module.parameters(), *module.buffers())):
+        raise UsageError("the backbone is on the meta device, where weights have no numbers: make it on the CPU")
     # A function may return the same module every time: each net has weights of its own.
     return ModuleBackbone(copy.deepcopy(module).to("cpu", torch.float32), shape)
