@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -399,6 +400,24 @@ def test_a_run_is_shown_by_its_watch_alone(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("sys.stderr", terminal)
     run(Run(ILBaseline(), Data("digits"), Protocol(base=8, steps=1), RECIPE), tmp_path / "run", Machine("cpu"))
     assert terminal.getvalue() == ""
+
+
+class Gone(Terminal):
+    """A terminal whose window was closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("verbose", [None, True])
+@pytest.mark.parametrize("stream", ["none", "closed", "gone"])
+def test_training_goes_on_where_nothing_can_be_shown(
+    stream: str, verbose: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (closed := io.StringIO()).close()
+    monkeypatch.setattr(progress, "EVERY", 0)
+    monkeypatch.setattr("sys.stderr", {"none": None, "closed": closed, "gone": Gone()}[stream])
+    assert learn(0, 1, verbose=verbose).classes_ == [0, 1]
 
 
 def test_verbose_is_yes_or_no_or_where_there_is_a_terminal() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from typing import Self
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.live import Live as Display
@@ -32,7 +33,7 @@ class Progress:
     """
 
     def __init__(self, before: Before, live: Live, verbose: bool | None) -> None:
-        in_terminal = sys.stderr is not None and sys.stderr.isatty()
+        in_terminal = is_terminal(sys.stderr)
         self.shown = in_terminal if verbose is None else verbose
         self.live, self.plan, self.device = live, before.plan, before.images.x.device.type
         hold = before.method.hold(before.plan)
@@ -46,12 +47,13 @@ class Progress:
         self.display: Display | None = None
         if self.shown and in_terminal:
             # What a callback prints comes above the line, unless it goes elsewhere.
-            console, prints = Console(file=sys.stderr), sys.stdout is not None and sys.stdout.isatty()
-            self.display = Display(console=console, auto_refresh=False, redirect_stdout=prints)
+            prints = is_terminal(sys.stdout)
+            self.display = Display(console=Console(file=sys.stderr), auto_refresh=False, redirect_stdout=prints)
 
     def __enter__(self) -> Self:
         if self.display is not None:
-            self.display.start()
+            with unless_closed():
+                self.display.start()
             self.draw(self.announce())
         return self
 
@@ -64,7 +66,8 @@ class Progress:
         else:
             self.say(f"step {self.plan.t}: stopped after {took}, in epoch {self.epoch_words(self.live.at.epoch)}")
         if self.display is not None:
-            self.display.stop()
+            with unless_closed():
+                self.display.stop()
 
     def watch(self, tell: Callbacks) -> Callbacks:
         """Whom `fit` tells of epochs and batches: this line, then whoever else is told."""
@@ -138,12 +141,27 @@ class Progress:
         if self.display is not None:
             self.draw(words)
         elif sys.stderr is not None:
-            print(words, file=sys.stderr, flush=True)
+            with unless_closed():
+                print(words, file=sys.stderr, flush=True)
 
     def draw(self, words: str) -> None:
         """Put words into the line."""
         if self.display is not None:
-            self.display.update(Text(words, no_wrap=True, overflow="ellipsis"), refresh=True)
+            with unless_closed():
+                self.display.update(Text(words, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is shown in a terminal. It is None or closed where there is none to write to."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def unless_closed() -> contextlib.suppress:
+    """What is written goes nowhere if the stream is closed or the terminal gone: training is worth more than a line."""
+    return contextlib.suppress(OSError, ValueError)
 
 
 def count_images(stage: Stage, plan: Plan, hold: int) -> int:
