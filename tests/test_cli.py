@@ -221,6 +221,7 @@ def test_help_of_run_lists_every_setting_with_its_default(capsys, dataset, own):
     expected = {}
     for kind in (ILBaseline, Data, Protocol, Recipe, Machine, Options):
         common = [f for f in dataclasses.fields(kind) if "only" not in f.metadata]  # not those of folders of images
+        common = [f for f in common if f.metadata.get("flag") is not False]
         expected |= {f.metadata.get("flag", f.name): str(f.default) for f in common}
     expected |= {"milestones": "0.4 0.6 0.8", "remedy": "standard", "base": "half of the classes", "steps": "5"}
     expected |= {"seed": "0", "tensorboard": "False", "out": "runs/ and a name made of the settings"}
@@ -505,8 +506,6 @@ def test_the_other_settings_reach_the_run(capsys):
         "0.8",
         "--weight-decay",
         "0.001",
-        "--clamp",
-        "2",
         "--last",
         "short",
         "--device",
@@ -518,7 +517,7 @@ def test_the_other_settings_reach_the_run(capsys):
     done(capsys, *DIGITS, *words)
     settings = result()["run"]
     recipe = {"epochs": 2, "lr": 0.01, "milestones": [0.5, 0.75], "decay": 0.5, "batch": 16, "momentum": 0.8}
-    recipe |= {"weight_decay": 0.001, "clamp": 2.0, "schedule": "steps", "last": "short"}
+    recipe |= {"weight_decay": 0.001, "clamp": 0.0, "schedule": "steps", "last": "short"}
     remedy = {"name": "relaxed", "epsilon": 1.5}
     method = {"name": "il-baseline", "remedy": remedy, "T": 3.0, "weights": "ones", "distil": "by-step"}
     data = {"name": "digits", "validation": 0.25, "brightness": 0.125}
@@ -568,6 +567,7 @@ def test_other_settings_in_the_same_folder_are_refused_one_by_one(capsys):
         ("--lr", "0.1"): "recipe.lr (there 0.05, here 0.1)",
         ("--T", "3"): "method.T (there 2.0, here 3.0)",
         ("--brightness", "0.1"): "data.brightness (there 0.0, here 0.1)",
+        ("--imbalance", "2"): "data.imbalance (there None, here 2.0)",
         ("--batch", "16", "--select", "random", "--weight-decay", "0"): (
             "protocol.select (there herding, here random), recipe.batch (there 32, here 16), "
             "recipe.weight_decay (there 0.0002, here 0.0)"
@@ -801,6 +801,7 @@ OUT_OF_RANGE = {
     "seed": ("standard", "-1"),
     "validation": ("standard", "-0.1", "1", "1.5", "nan", "inf"),
     "brightness": ("standard", "-0.1", "1.5", "nan"),
+    "imbalance": ("standard", "0.9", "-1", "nan", "inf"),
     "checkpoint": ("standard", "-1", "nan"),
     "evaluate-every": ("standard", "-1"),
 }

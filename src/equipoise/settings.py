@@ -27,9 +27,14 @@ PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), ty
 KINDS_IN_WORDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
 
 
-def no_flag(default: Any) -> Any:
-    """A field without a flag: it can be set in Python only."""
-    return field(default=default, metadata={"flag": False})
+def no_flag(default: Any, **bounds: float) -> Any:
+    """A field without a flag, that can be set in Python only; a number may have bounds, as in `errors.check`."""
+    return field(default=default, metadata={"flag": False} | ({"number": bounds} if bounds else {}))
+
+
+def added(default: Any) -> Any:
+    """A field that is younger than records: they name it only where it is not the default."""
+    return field(default=default, metadata={"added": True})
 
 
 def only_of(names: tuple[str, ...], default: Any = None) -> Any:
@@ -40,6 +45,11 @@ def only_of(names: tuple[str, ...], default: Any = None) -> Any:
 def has_field(f: Field[Any], name: object) -> bool:
     """Whether a value of this name has a field."""
     return "only" not in f.metadata or name in f.metadata["only"]
+
+
+def is_young(f: Field[Any], value: object) -> bool:
+    """Whether a record leaves this value of a field out, since the field was `added` and has its default."""
+    return "added" in f.metadata and value == f.default
 
 
 def number(default: float, whole: bool = False, **bounds: float) -> Any:
@@ -86,8 +96,9 @@ def to_plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         called = getattr(value, "name", None)
         name = {"name": called} if "name" not in list_fields(type(value)) and hasattr(value, "name") else {}
-        own = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if has_field(f, called)}
-        floats = [f.name for f in fields(value) if f.type in ("float", float) and type(own.get(f.name)) is int]
+        named = [f for f in fields(value) if has_field(f, called) and not is_young(f, getattr(value, f.name))]
+        own = {f.name: to_plain(getattr(value, f.name)) for f in named}
+        floats = [f.name for f in named if f.type in ("float", float) and type(own[f.name]) is int]
         return name | own | {one: float(own[one]) for one in floats}
     if type(value) in PLAIN and (type(value) is not float or math.isfinite(value)):
         return value  # as most are, and JSON takes ten times as long
@@ -102,7 +113,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
-    """The inverse of `to_plain`. All fields must be present, and no others."""
+    """The inverse of `to_plain`. All fields must be present, but for those that were `added`, and no others."""
     if not isinstance(plain, Mapping):
         raise DataError(f"not a {kind.__name__}: {str(plain)[:60]!r}")
     rest = dict(plain)
@@ -113,7 +124,8 @@ def from_plain(kind: type[T], plain: Any, kinds: Kinds) -> T:
             kind = kinds[kind](str(rest.pop("name")))
         except EquipoiseError as error:
             raise DataError(f"not a {kind.__name__} of this version of Equipoise: {error}") from None
-    expected = {f.name for f in fields(typing.cast(Any, kind)) if has_field(f, rest.get("name"))}
+    known = [f for f in fields(typing.cast(Any, kind)) if has_field(f, rest.get("name"))]
+    expected = {f.name for f in known if f.name in rest or not is_young(f, f.default)}
     hints, wrong = _hints(typing.cast(Any, kind)), set(rest) ^ expected
     if wrong:
         state = "unknown" if min(wrong) in rest else "missing"

@@ -43,7 +43,7 @@ class Recipe:
     """momentum of SGD"""
     weight_decay: float = number(2e-4, least=0, most=1e12)
     """L2 penalty of SGD, on all parameters"""
-    clamp: float = number(0.0, least=0)
+    clamp: float = no_flag(0.0, least=0)
     """largest absolute value of each element of the gradient; 0 for no clamping"""
     last: Literal["joined", "short"] = "joined"
     """the images left over at the end of an epoch: joined with the next epoch's, or a short batch"""

@@ -144,7 +144,7 @@ def describe_changes(result: Result) -> Iterator[str]:
         yield from (describe_change(format_name(k), v) for k, v in own.items() if v != default.get(k))
     default_run, here = flatten(to_plain(Run())), flatten(run)
     for name, form in PHRASES.items():
-        if here.get(name, default_run[name]) != default_run[name]:
+        if name in here and here[name] != default_run.get(name):
             yield form.format(format_value(here[name]))
     machine = find_machine(result)
     yield from (getattr(machine, name) for name in ("precision", "engine") if getattr(machine, name) != "auto")
@@ -155,6 +155,7 @@ PHRASES = {
     "data.validation": "measured on {} of the training images, set aside",
     "protocol.select": "{} exemplars",
     "data.brightness": "brightness {}",
+    "data.imbalance": "imbalance {}",
 }
 """how changes of the protocol and the data are written"""
 

@@ -87,4 +87,6 @@ def name_folder(run: Run, machine: Machine = Machine()) -> str:
     parts = [name, method.remedy.name, run.data.name, f"memory-{memory}", f"seed-{run.seed}"]
     if run.data.validation:
         parts.append(f"validation-{run.data.validation:g}")
+    if run.data.imbalance != 1:
+        parts.append(f"imbalance-{run.data.imbalance:g}")
     return "_".join(parts).replace(":", "-") + "_" + digest([to_plain(run), to_plain(machine)])[:6]

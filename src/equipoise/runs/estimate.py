@@ -13,6 +13,7 @@ import torch
 from .. import files
 from ..data.datasets import COUNTS, SHAPES
 from ..data.images import Images
+from ..data.long_tail import count_long_tail
 from ..data.randomness import generator
 from ..engine.device import resolve_device
 from ..engine.gpu import get_peak_memory
@@ -173,6 +174,7 @@ def resolve_run(run: Run) -> Run:
 
 def count_step_images(run: Run) -> list[int]:
     """Number of images that each step of a run trains on, computed without its data."""
-    run, counts = resolve_run(run), COUNTS[run.data.name]
-    sizes = compute_sizes(run, len(counts))
+    run = resolve_run(run)
+    sizes = compute_sizes(run, len(COUNTS[run.data.name]))
+    counts = count_long_tail(COUNTS[run.data.name], sizes, run.data.imbalance)
     return count_images([list_trainings(run.method, p) for p in plan_steps(run, sizes, counts, SHAPES[run.data.name])])

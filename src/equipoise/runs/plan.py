@@ -13,6 +13,7 @@ import torch
 from .. import methods
 from ..data.datasets import Dataset, load, split
 from ..data.images import Images
+from ..data.long_tail import count_long_tail, drop_surplus
 from ..data.memory import Budget, rank_in_class
 from ..data.protocol import order_classes, split_classes
 from ..data.randomness import generator
@@ -221,6 +222,9 @@ def prepare(
     position = torch.empty(classes, dtype=torch.long)
     position[torch.tensor(order)] = torch.arange(classes)
     parts = split(loaded, run.data.validation, run.seed)
+    train_y, test_y = (position[part.y] for part in parts)
+    used = count_long_tail(torch.bincount(train_y, minlength=classes).tolist(), sizes, run.data.imbalance)
+    labels = drop_surplus(train_y, used, order, run.seed), test_y
     ids = [digest([loaded.fingerprint, to_plain(run.data), run.seed, k]) for k in range(2)]
-    train, test = (Images(part.x, position[part.y], id).to(learner.device_) for part, id in zip(parts, ids))
+    train, test = (Images(part.x, y, id).to(learner.device_) for part, y, id in zip(parts, labels, ids))
     return Prepared(run, loaded, train, test, order, sizes, learner)

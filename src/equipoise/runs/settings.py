@@ -13,7 +13,7 @@ from ..data.listing import SUBSETS
 from ..errors import UsageError, check, check_choice, make_unknown_error
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
-from ..settings import has_field, only_of
+from ..settings import added, has_field, only_of
 from ..step import Recipe, Shape, plan_for
 
 
@@ -28,6 +28,9 @@ class Data:
     """fraction of the training images of every class to set aside and measure on, instead of the test images"""
     brightness: float = 0.0
     """how much darker or brighter training images become at most, as a fraction; PODNet's own code has 63/255"""
+    imbalance: float = added(1.0)
+    """how many times more training images the first class of a later step has than its last, those between falling
+    exponentially"""
     size: int | None = only_of(NAMES)
     """side of the squares that a net sees (default: 224; images of one size of up to 64 pixels as they are)"""
     subset: Literal["first100", "seed1993"] | None = only_of(("imagenet-subset",))
@@ -39,6 +42,7 @@ class Data:
 
     def __post_init__(self) -> None:
         check("validation", self.validation, least=0, below=1)
+        check("imbalance", self.imbalance, least=1)
         Crop(brightness=self.brightness)
         for f in fields(self):
             if getattr(self, f.name) is not None and not has_field(f, self.name):
@@ -53,13 +57,14 @@ class Data:
     @property
     def images(self) -> Data:
         """Which images are loaded, apart from what is done with them."""
-        return replace(self, validation=0.0, brightness=0.0)
+        return replace(self, validation=0.0, brightness=0.0, imbalance=1.0)
 
     def resolve(self, shape: Shape) -> Data:
         """The same with the defaults filled in, for images of this shape."""
         _, height, width = shape
         size = height if self.name in NAMES and height == width else None
-        filled = replace(self, validation=float(self.validation), brightness=float(self.brightness), size=size)
+        validation, brightness, imbalance = map(float, (self.validation, self.brightness, self.imbalance))
+        filled = replace(self, validation=validation, brightness=brightness, imbalance=imbalance, size=size)
         if self.name == "imagenet-subset" and self.subset is None:
             return replace(filled, subset="first100")
         if self.name == "folder" and self.normalise is None:
