@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from equipoise import Balanced, ILBaseline, Meta, Method, Recipe, UsageError
+from equipoise import Balanced, ILBaseline, Meta, Method, Recipe, UsageError, paper
 from equipoise.cli import run_command
 from equipoise.cli.request import Request, parse_request
 from equipoise.data.datasets import COUNTS, load
@@ -165,3 +166,15 @@ def test_the_command_takes_it(isolated: None, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert run_command(["show", "run", "plain"]) == 0
     assert "imbalance" in capsys.readouterr().out
+
+
+def test_the_table_has_both_losses_at_both_imbalances() -> None:
+    table = paper.make_table("tails")
+    for row in table.rows:
+        runs = list(dict.fromkeys(cell.run for cell in row.cells))
+        assert [one.data.imbalance for one in runs if one] == [10.0, 100.0] and len(row.cells) == 6
+        standard = next(r for r in table.rows if r.name == row.name.split(",")[0]).cells[0].run
+        assert standard and runs[0] and runs[0].method in (standard.method, standard.method.with_remedy(Balanced()))
+        same = next(r for r in paper.make_table("table1").rows if r.name == row.name).cells[0].run
+        assert runs[0] and runs[0] == replace(same, data=runs[0].data)  # type: ignore[type-var]
+    assert len(table.rows) == 6

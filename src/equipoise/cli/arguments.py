@@ -27,8 +27,8 @@ class Paper:
     """Reproduce the paper's tables: list them, run what is missing, and print measured beside published numbers."""
 
     names: tuple[str, ...] = ()
-    """table1 to table6, confusion, epsilon, text, comparators, batches, anytime, separated, bounds, costs; claims, the
-    paper's sentences judged by these; without any, a list of them"""
+    """table1 to table6, confusion, epsilon, text, comparators, batches, anytime, separated, tails, bounds, costs;
+    claims, the paper's sentences judged by these; without any, a list of them"""
     dataset: str | None = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes (default: all)"""
     rows: str | None = None

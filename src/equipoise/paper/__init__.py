@@ -15,7 +15,7 @@ from ..data.datasets import COUNTS
 from ..data.memory import Budget
 from ..errors import make_unknown_error
 from ..settings import list_changes
-from .beyond import anytime, batches, bounds, costs, separated
+from .beyond import anytime, batches, bounds, costs, separated, tails
 from .cells import DATASETS, Cell, Table
 from .comparators import comparators
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6, text
@@ -23,7 +23,7 @@ from .tables import confusion, epsilon, table1, table2, table3, table4, table5, 
 __all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_on_digits"]
 
 PRINTED = (table1, table2, table3, table4, table5, table6, confusion, epsilon, text)
-BEYOND = (comparators, batches, anytime, separated, bounds, costs)
+BEYOND = (comparators, batches, anytime, separated, tails, bounds, costs)
 MAKERS: dict[str, Callable[[], Table]] = {make.__name__: make for make in (*PRINTED, *BEYOND)}
 
 
@@ -50,6 +50,8 @@ def rehearse_on_digits(table: Table) -> Table:
         if kept.total is not None:  # as many of each class
             kept = replace(kept, total=kept.total * len(COUNTS["digits"]) // len(COUNTS["cifar100"]))
         protocol = replace(run.protocol, memory=str(kept))
+        if run.data.imbalance > 1:  # five steps of one class have nothing to be imbalanced
+            protocol = replace(protocol, steps=1)
         there = replace(run, data=replace(run.data, name="digits"), protocol=protocol)
         if run.recipe is not None:
             changes = list_changes(run.recipe, run.default_recipe)

@@ -99,6 +99,25 @@ def anytime() -> Table:
     return Table("anytime", "Inference at any time", caption, tuple(made), look=10)
 
 
+def tails() -> Table:
+    """Long-tailed new classes, which the paper leaves to future work."""
+    rows = []
+    for name in (IL, "LUCIR", "PODNet"):
+        for row in (name, f"{name}, {BALANCED}"):
+            run = make_run(ROWS[row], "cifar100", Protocol(steps=5, memory="20"))
+            cells: tuple[Cell, ...] = ()
+            for x in (10.0, 100.0):
+                tailed = replace(run, data=replace(run.data, imbalance=x))
+                cells += make_three_cells(tailed, f"CIFAR-100, imbalance {x:g}", which=f"{x:g}-")
+            rows.append(Row(row, cells))
+    caption = (
+        "The ten classes of each later step have exponentially fewer training images in the order in which they are "
+        "learned, from 500 down to 50 (imbalance 10) or 5 (100); half of the classes first, then 5 steps, at most 20 "
+        "images kept of every class. Balanced weighs every class by its true count; all have 100 test images"
+    )
+    return Table("tails", "Long-tailed new classes", caption, tuple(rows))
+
+
 def bounds() -> Table:
     """Lower and upper bounds on accuracy, which the paper does not print."""
     runs = {
