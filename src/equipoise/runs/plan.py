@@ -208,8 +208,7 @@ def prepare(
     budget = Budget.parse(run.protocol.memory)
     made = {"select": run.protocol.select, "seed": run.seed, **vars(machine)}
     Learner(run.method, budget, recipe=run.recipe, **made)  # refuses invalid settings before loading data
-    d = run.data
-    loaded = loaded or load(d.name, data, size=d.size, subset=d.subset, normalise=d.normalise)
+    loaded = loaded or load(run.data.name, data, **run.data.choices)
     classes = len(loaded.classes)
     order = order_classes(run.protocol.order, classes)
     run = resolve(run, classes, loaded.shape)

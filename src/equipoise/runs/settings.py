@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..data.augment import Crop
 from ..data.datasets import PLANNED, SHAPES, STATISTICS
@@ -55,9 +55,14 @@ class Data:
         check_choice("normalise", self.normalise, None, *STATISTICS)
 
     @property
+    def choices(self) -> dict[str, Any]:
+        """What `load` takes besides a name and a folder, for a data set that has choices."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if "only" in f.metadata and has_field(f, self.name)}
+
+    @property
     def images(self) -> Data:
         """Which images are loaded, apart from what is done with them."""
-        return replace(self, validation=0.0, brightness=0.0, imbalance=1.0)
+        return Data(self.name, **self.choices)
 
     def resolve(self, shape: Shape) -> Data:
         """The same with the defaults filled in, for images of this shape."""
