@@ -15,8 +15,8 @@ from .words import format_mean
 MARKS = {"near": "†", "off": "‡"}
 JOINED, WHY_JOINED = "ʲ", "measured with joined batches: with short ones there is no record yet"
 LEGEND = (
-    "; in brackets {}, and the difference to it († further than the seeds allow, ‡ twice as far; no "
-    "mark for a better average or final accuracy in rows with a remedy)"
+    ". In brackets are {} and the difference to it: † more than 1.5 points apart (1.0 with three seeds or more), ‡ more "
+    "than twice that. In rows with a remedy, an average or a final accuracy above it has no mark"
 )
 FIELDS = (
     "table", "row", "column", "metric", "quoted", "paper", "source", "ours", "std", "seeds", "difference", "state",
@@ -65,7 +65,7 @@ def describe(table: Table, filled: Sequence[FilledRow]) -> str:
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
     sources = {cell.cell.source for row in filled for cell in row.cells if cell.cell.paper is not None}
-    legend = LEGEND.format("the paper's" if sources == {THE_PAPER} else "the published number") if sources else ""
+    legend = LEGEND.format("the paper's number" if sources == {THE_PAPER} else "the published number") if sources else ""
     notes = name_elsewhere(filled) + explain_joined(filled)
     return f"{table.caption}. Measured, {count_seeds(filled)}{legend}.{notes}{needs}"
 
