@@ -249,6 +249,20 @@ def change(folder: Path, key: str, value: Any) -> None:
     reseal(folder, info)
 
 
+def test_a_place_that_a_step_does_not_have_is_refused_when_it_is_loaded(learner: Learner, tmp_path: Path) -> None:
+    """Of a step in which two epochs are trained, and then exemplars are chosen."""
+    learner.learn(*images_of(2, 3), lambda now: now.save(tmp_path))
+    assert Learner.load(tmp_path)._live is not None
+    for stage, epoch in ((0, 3), (0, 99), (1, 1), (2, 0), (99, 0), (99, 99)):
+        change(tmp_path, "live.stage", stage)
+        change(tmp_path, "live.epoch", epoch)
+        with pytest.raises(DataError, match=f"{tmp_path} .*: epoch {epoch} of stage {stage} is none of its step"):
+            Learner.load(tmp_path)
+    change(tmp_path, "live.epoch", 2)
+    change(tmp_path, "live.stage", 0)
+    assert Learner.load(tmp_path).learn(*images_of(2, 3)).classes_ == [0, 1, 2, 3]
+
+
 KEYS = tuple(
     """
 format learner state tensors sha256 note learner.method learner.memory learner.select learner.recipe learner.augment

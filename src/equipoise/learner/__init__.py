@@ -32,7 +32,7 @@ from .arguments import check_arguments, check_backbone, check_format, check_same
 from .predictor import Predictor
 from .progress import Progress
 from .state import Live, State, pack, unpack
-from .step import Before, gather, other_data, plan_step, read_images
+from .step import Before, check_position, gather, other_data, plan_step, read_images
 from .words import write_learner
 
 ENTERING = threading.Lock()
@@ -287,4 +287,7 @@ class Learner(Predictor):
             return info["note"]
 
     def _take(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-        self.state_, self._live = unpack(tensors, info, self.method, self.device_, self.backbone)
+        state, live = unpack(tensors, info, self.method, self.device_, self.backbone)
+        if live is not None:
+            check_position(live, self.method, self.budget_, self.recipe)
+        self.state_, self._live = state, live

@@ -22,7 +22,7 @@ from ..data.randomness import generator
 from ..engine.predict import View, compute_features
 from ..engine.sgd import check_groups
 from ..engine.train import Position
-from ..errors import UsageError, format_count
+from ..errors import DataError, UsageError, format_count
 from ..method import Method
 from ..nets import Net
 from ..nets.heads import RowsHead
@@ -185,6 +185,19 @@ def plan_step(state: State, new: int, images: Images, where: Tensor, budget: Bud
     if not keep and budget.share(1):
         log.warning("memory %s is too small for an image of each of %d classes: it keeps none", budget, sum(sizes))
     return Plan(len(state.sizes), sizes, (channels, height, width), tuple(counts), m, keep, recipe)
+
+
+def check_position(live: Live, method: Method, budget: Budget, recipe: Recipe | None) -> None:
+    """Refuse a place that the method's step does not have, be the images of a class few or many."""
+    sizes, shape, at = live.state.sizes, live.state.shape, live.at
+    assert shape is not None, "a step under way has images"
+    m, keep = budget.share(sum(sizes[:-1])) if len(sizes) > 1 else 0, budget.share(sum(sizes))
+    for count in (1, 10**6):
+        plan = Plan(len(sizes) - 1, sizes, shape, (count,) * sum(sizes), m, keep, recipe)
+        epochs = [0 if isinstance(stage, str) else stage.recipe.epochs for stage in method.stages(plan)]
+        if at.stage < len(epochs) and at.epoch <= epochs[at.stage]:
+            return
+    raise DataError(f"epoch {at.epoch} of stage {at.stage} is none of its step")
 
 
 def read_images(
