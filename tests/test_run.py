@@ -323,7 +323,9 @@ def test_looking_at_the_test_images_on_the_way_changes_nothing(done: Done, tmp_p
     every = run(small(), tmp_path / "every", evaluate_every=1)
     accuracies = [m["accuracy"] for m in metrics(tmp_path / "every")]
     assert accuracies[2::3] == [step["top1"] for step in every["steps"]]
-    for folder, one in ((tmp_path, result), (tmp_path / "every", every)):
+    for folder, one, often in ((tmp_path, result, 1), (tmp_path / "every", every, 3)):
+        looks = one.pop("looks")
+        assert [look["step"] for look in looks] == [t for t in range(4) for _ in range(often)]
         assert timeless(one) == timeless(done[2])
         mine, theirs = tensors(folder / "model"), tensors(done[0] / "model")
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)

@@ -65,7 +65,9 @@ def describe(table: Table, filled: Sequence[FilledRow]) -> str:
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
     sources = {cell.cell.source for row in filled for cell in row.cells if cell.cell.paper is not None}
-    legend = LEGEND.format("the paper's number" if sources == {THE_PAPER} else "the published number") if sources else ""
+    legend = (
+        LEGEND.format("the paper's number" if sources == {THE_PAPER} else "the published number") if sources else ""
+    )
     notes = name_elsewhere(filled) + explain_joined(filled)
     return f"{table.caption}. Measured, {count_seeds(filled)}{legend}.{notes}{needs}"
 
