@@ -15,8 +15,8 @@ from .words import format_mean
 MARKS = {"near": "†", "off": "‡"}
 JOINED, WHY_JOINED = "ʲ", "measured with joined batches: with short ones there is no record yet"
 LEGEND = (
-    ". In brackets are {} and the difference to it: † more than 1.5 points apart (1.0 with three seeds or more), ‡ more "
-    "than twice that. In rows with a remedy, an average or a final accuracy above it has no mark"
+    ". In brackets are {} and the difference to it: † more than 1.5 points apart (1.0 with three seeds or more), ‡ "
+    "more than twice that. In rows with a remedy, an average or a final accuracy above it has no mark"
 )
 FIELDS = (
     "table", "row", "column", "metric", "quoted", "paper", "source", "ours", "std", "seeds", "difference", "state",
