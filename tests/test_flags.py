@@ -114,6 +114,14 @@ def test_words_that_fit_nothing_are_refused(words: str, why: str) -> None:
     assert str(refused.value) == f"{why}; equipoise every --help lists all flags"
 
 
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("oder", "order"), ("mem", "memory"), ("batch-size", "batch"), ("Epoch", "epochs"), ("workers", None), ("e", None)],
+)
+def test_only_a_close_name_is_suggested(word: str, near: str | None) -> None:
+    assert find_nearest(word, ["order", "memory", "batch", "epochs", "lr"]) == near
+
+
 def test_the_help_explains_every_flag(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
     with pytest.raises(SystemExit) as end:

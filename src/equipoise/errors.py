@@ -60,10 +60,11 @@ def make_unknown_error(what: str, name: str, known: Iterable[str]) -> UsageError
 
 
 def find_nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most similar to this one; None if none is similar."""
-    by_low = {one.lower(): one for one in sorted(known)}
-    close = difflib.get_close_matches(name.lower(), by_low, n=1)
-    return by_low[close[0]] if close else None
+    """The known name that this one may be meant for: a similar one, or one of which one begins the other."""
+    low, by_low = name.lower(), {one.lower(): one for one in sorted(known)}
+    begins = [one for one in by_low if min(len(one), len(low)) > 2 and (one.startswith(low) or low.startswith(one))]
+    near = difflib.get_close_matches(low, by_low, n=1, cutoff=0.75) or begins  # below, --workers is --order
+    return by_low[near[0]] if near else None
 
 
 def check(
