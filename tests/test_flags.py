@@ -10,6 +10,7 @@ import pytest
 
 from equipoise import UsageError
 from equipoise.cli.flags import parse_arguments
+from equipoise.errors import find_nearest
 
 
 @dataclass
@@ -116,7 +117,10 @@ def test_words_that_fit_nothing_are_refused(words: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [("oder", "order"), ("mem", "memory"), ("batch-size", "batch"), ("Epoch", "epochs"), ("workers", None), ("e", None)],
+    [
+        *(("oder", "order"), ("mem", "memory"), ("batch-size", "batch"), ("Epoch", "epochs")),
+        *(("workers", None), ("e", None)),
+    ],
 )
 def test_only_a_close_name_is_suggested(word: str, near: str | None) -> None:
     assert find_nearest(word, ["order", "memory", "batch", "epochs", "lr"]) == near
