@@ -923,13 +923,13 @@ TYPING_ERRORS = [
     ("run il-baseline", "--momentum 0,9", "--momentum: '0,9' is not a number"),
     ("run il-baseline", "--milestones 0.5 late", "--milestones: 'late' is not a number"),
     ("run il-baseline", "--milestones 0.5,0.75", "--milestones: '0.5,0.75' is not a number"),
-    ("run il-baseline", "--select best", "--select: 'best' is none of 'herding', 'random'"),
+    ("run il-baseline", "--select best", "--select: 'best' is neither 'herding' nor 'random'"),
     (
         "run il-baseline",
         "--select Herding",
-        "--select: 'Herding' is none of 'herding', 'random' (did you mean 'herding'?)",
+        "--select: 'Herding' is neither 'herding' nor 'random' (did you mean 'herding'?)",
     ),
-    ("run il-baseline", "--last shrot", "--last: 'shrot' is none of 'joined', 'short' (did you mean 'short'?)"),
+    ("run il-baseline", "--last shrot", "--last: 'shrot' is neither 'joined' nor 'short' (did you mean 'short'?)"),
     ("run il-baseline", "--memory", "--memory needs a value"),
     ("run il-baseline", "--seed --lr 1", "--seed needs a value"),
     ("run il-baseline", "cifar100", "unexpected word 'cifar100'"),
@@ -955,10 +955,10 @@ TYPING_ERRORS = [
     ("demo", "--seeds few", "--seeds: 'few' is not a whole number"),
     ("demo", "3", "unexpected word '3'"),
     ("paper", "--seeds few", "--seeds: 'few' is not a whole number"),
-    ("paper", "--format html", "--format: 'html' is none of 'terminal', 'markdown', 'latex', 'csv'"),
+    ("paper", "--format html", "--format: 'html' is neither 'terminal', 'markdown', 'latex' nor 'csv'"),
     ("paper", "table1 --no-runs", "unknown flag '--no-runs' (did you mean '--no-run'?)"),
     ("bench", "--packed 2 few", "--packed: 'few' is not a whole number"),
-    ("bench", "--precision fp16", "--precision: 'fp16' is none of 'auto', 'fp32', 'bf16' (did you mean 'bf16'?)"),
+    ("bench", "--precision fp16", "--precision: 'fp16' is neither 'auto', 'fp32' nor 'bf16' (did you mean 'bf16'?)"),
 ]
 
 

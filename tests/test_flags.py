@@ -97,8 +97,9 @@ def test_words_after_no_flag_may_stand_anywhere() -> None:
 REFUSED = {
     "--whole 1.0": "--whole: '1.0' is not a whole number",
     "--perhaps x": "--perhaps: 'x' is not a whole number",
-    "--maybe yes": "--maybe: 'yes' is none of 'True', 'False'",
-    "--choices a c": "--choices: 'c' is none of 'a', 'b'",
+    "--maybe yes": "--maybe: 'yes' is neither 'True' nor 'False'",
+    "--choices a c": "--choices: 'c' is neither 'a' nor 'b'",
+    "--single x": "--single: 'x' is not 'only'",
     "--several --whole 1.5": "--whole: '1.5' is not a whole number",
     "--other 3": "--other: it can be set in Python only",
     "--no-switch=1": "--no-switch takes no value",

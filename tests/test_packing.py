@@ -435,7 +435,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monke
         ("--size 84 --short-side 70", "short-side must be a whole number of 84 or more"),
         ("--size 4", "size must be a whole number of 8 or more"),
         ("--workers 0", "workers must be a whole number of 1 or more"),
-        ("--subset second", "'second' is none of 'first100', 'seed1993'"),
+        ("--subset second", "'second' is neither 'first100' nor 'seed1993'"),
     ],
 )
 def test_flags_without_sense_are_refused(tmp_path: Path, flags: str, why: str, capsys: Any) -> None:

@@ -924,6 +924,13 @@ def test_a_record_of_another_shape_is_a_data_error(part: str, value: Any) -> Non
             read_run({**RECORDED, "recipe": value})
 
 
+def test_what_is_not_among_the_choices_is_said_with_them() -> None:
+    plain = copy.deepcopy(RECORDED)
+    plain["protocol"]["select"] = "best"
+    with pytest.raises(DataError, match="select is 'best', which is neither 'herding' nor 'random'"):
+        read_run(plain)
+
+
 def test_a_setting_that_cannot_be_is_a_data_error() -> None:
     for path, value in ((("seed",), -1), (("method", "K"), 0), (("recipe", "lr"), -1.0), (("data", "validation"), 2)):
         plain = copy.deepcopy(RECORDED)

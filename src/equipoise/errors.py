@@ -97,8 +97,19 @@ def is_finite(value: Any) -> bool:
 def check_choice(name: str, value: object, *known: object) -> None:
     """Refuse a value that is not one of the choices."""
     if not isinstance(value, Hashable) or value not in known:  # an array compares each of its values
-        *others, last = map(repr, known)
-        raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
+        raise UsageError(f"{name} must be {list_choices(map(repr, known))}, not {value!r}")
+
+
+def list_choices(words: Iterable[str], last: str = "or") -> str:
+    """Choices as one says them: a, b or c."""
+    *most, end = words
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def describe_others(words: Iterable[str]) -> str:
+    """That a value is not among the choices: neither a, b nor c."""
+    words = [*words]
+    return f"neither {list_choices(words, 'nor')}" if len(words) > 1 else f"not {words[0]}"
 
 
 def format_count(count: int, word: str, plural: str = "") -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .errors import DataError, EquipoiseError, UsageError, check, check_choice
+from .errors import DataError, EquipoiseError, UsageError, check, check_choice, describe_others
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ def _read_value(name: str, hint: Any, value: Any, kinds: Kinds) -> Any:
     if inside <= {int, float} and isinstance(value, bool):
         raise DataError(f"{name} is {value!r}, where a number is expected")
     if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
-        raise DataError(f"{name} is {value!r:.40}, which is none of {', '.join(map(str, typing.get_args(hint)))}")
+        raise DataError(f"{name} is {value!r:.40}, which is {describe_others(map(repr, typing.get_args(hint)))}")
     return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 

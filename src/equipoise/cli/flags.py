@@ -20,7 +20,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..errors import UsageError, find_nearest
+from ..errors import UsageError, describe_others, find_nearest, list_choices
 
 BEGINS_FLAG = re.compile(r"--|-(?!inf$|nan$)[A-Za-z]").match
 """whether a word begins like a flag; negative numbers do not"""
@@ -152,7 +152,7 @@ def parse_value(kind: Any, words: Sequence[str]) -> Any:
     if kind is bool or typing.get_origin(kind) is Literal:
         choices = {str(one): one for one in inside or (True, False)}
         if word not in choices:
-            raise ValueError(f"{word!r} is none of {', '.join(map(repr, choices))}{suggest(word, choices)}")
+            raise ValueError(f"{word!r} is {describe_others(map(repr, choices))}{suggest(word, choices)}")
         return choices[word]
     try:
         return kind(word)
@@ -206,8 +206,7 @@ def describe(flag: Flag) -> str:
     """The description of a flag, its choices and its default."""
     (kind, *_), text, default = list_types(flag.type), flag.help, flag.default
     if typing.get_origin(kind) is Literal:
-        *most, last = map(str, typing.get_args(kind))
-        choices = f"{', '.join(most)} or {last}" if most else last
+        choices = list_choices(map(str, typing.get_args(kind)))
         text = f"{text}; {choices}" if text else choices
     if isinstance(default, tuple):
         default = " ".join(map(str, default)) or "none"
