@@ -843,7 +843,7 @@ BAD_SETTINGS = [
         )
     ),
     *(bad("relaxed", "--epsilon", v, says=["epsilon", "0.2%", repr(v)]) for v in ("few", "%", "1/2")),
-    bad("meta", "--count", "some", says=["--count", "'train', 'all'", "'some'"]),
+    bad("meta", "--count", "some", says=["--count", "'train' nor 'all'", "'some'"]),
     *(bad("standard", "--steps", v, says=[f"--steps {v}", "5 classes", "1, 5"]) for v in ("2", "3", "6", "0", "-1")),
     *(bad("standard", "--base", v, says=[f"--base {v}", "2 to 9"]) for v in ("0", "1", "-5", "10", "11")),
     bad("standard", "--order", "nowhere.txt", says=["--order nowhere.txt", "seed", "'natural'", "file"]),

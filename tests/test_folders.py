@@ -305,7 +305,7 @@ def test_settings_of_a_wrong_kind_are_refused(settings: Any, capsys: pytest.Capt
     Path("run/model").rename("run/checkpoint")
     assert run_command(words) == 1
     said = capsys.readouterr().err
-    assert "run/checkpoint is not a learner that this version can read: no run saved it" in said
+    assert "run/checkpoint is not a learner that this version can read: it was not saved by a run" in said
     recorded = json.loads(Path("run/run.json").read_text())
     Path("run/run.json").write_text(json.dumps({**recorded, "run": settings}))
     assert run_command(words) == 1 and "run/run.json does not hold the settings of a run" in capsys.readouterr().err

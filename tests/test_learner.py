@@ -726,7 +726,7 @@ def test_labels_come_back_as_they_went_in(name: str, tmp_path: Path) -> None:
 
 def test_a_memory_that_is_too_small_to_keep_anything_says_so(caplog: pytest.LogCaptureFixture) -> None:
     new(memory="total:1").learn(*images_of(0, 1))
-    assert caplog.messages == ["memory total:1 is too small for an image of each of 2 classes: it keeps none"]
+    assert caplog.messages == ["memory total:1 is less than an image for each of 2 classes: no images are kept"]
     caplog.clear()
     for memory in (0, "total:0", "total:2"):
         new(memory=memory).learn(*images_of(0, 1))

@@ -25,13 +25,13 @@ import pytest
 
 import equipoise.runs.plan
 import equipoise.runs.workers
-from equipoise import Balanced, ILBaseline, Meta, Recipe, Standard, UsageError
+from equipoise import Balanced, EquipoiseError, ILBaseline, Meta, Recipe, Standard, UsageError
 from equipoise.cli import run_command
 from equipoise.cli.words import expand_lists, pop_flag, read_runs
 from equipoise.runs.folder import claim_run_folder
 from equipoise.runs.mps import PRIORITY
 from equipoise.runs.progress import Watch
-from equipoise.runs.queue import Job, find_critical, has_base, map
+from equipoise.runs.queue import Job, find_critical, has_base, map, report_failures
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 from equipoise.runs.shared_steps import SharedSteps
@@ -434,6 +434,19 @@ def test_the_same_run_twice_is_one_run(
     assert all("accuracy" in json.loads(line) for line in metrics.read_text().splitlines())
     assert run_command([*words, "--store", "a,b"]) == 2
     assert "--store is one for all runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("failures", "said"),
+    [
+        (["why"], "the run failed; repeat the command to retry it"),
+        ([None, "why"], "1 of 2 runs failed; repeat the command to retry it"),
+        (["why", "why"], "2 of 2 runs failed; repeat the command to retry them"),
+    ],
+)
+def test_a_command_ends_with_how_many_runs_failed(failures: list[str | None], said: str, tmp_path: Path) -> None:
+    with pytest.raises(EquipoiseError, match=f"^{said}$"):
+        report_failures([job_of(small(), tmp_path, failure=why) for why in failures])
 
 
 @pytest.mark.usefixtures("forked")

@@ -183,7 +183,7 @@ def plan_step(state: State, new: int, images: Images, where: Tensor, budget: Bud
     _, channels, height, width = images.x.shape
     m, keep = budget.share(sum(state.sizes)) if state.sizes else 0, budget.share(sum(sizes))
     if not keep and budget.share(1):
-        log.warning("memory %s is too small for an image of each of %d classes: it keeps none", budget, sum(sizes))
+        log.warning("memory %s is less than an image for each of %d classes: no images are kept", budget, sum(sizes))
     return Plan(len(state.sizes), sizes, (channels, height, width), tuple(counts), m, keep, recipe)
 
 

@@ -138,4 +138,5 @@ def report_failures(jobs: Sequence[Job]) -> None:
     for job in failed:
         print(f"{job.folder}: {job.failure}", file=sys.stderr)
     if failed:
-        raise EquipoiseError(f"{len(failed)} of {len(jobs)} runs failed; repeat the command to retry them")
+        which = "the run" if len(jobs) == 1 else f"{len(failed)} of {len(jobs)} runs"
+        raise EquipoiseError(f"{which} failed; repeat the command to retry {'it' if len(failed) == 1 else 'them'}")

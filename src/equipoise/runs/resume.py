@@ -34,7 +34,7 @@ OVERHEAD = ("preparing", "evaluating", "saving")
 def check_note(note: Any, key: str | None = None) -> None:
     """Refuse what no run saved, and a shared step of another key, wherever it was found."""
     if not isinstance(note, dict) or not all(isinstance(note.get(name), list) for name in ("records", "lines")):
-        raise DataError("no run saved it")
+        raise DataError("it was not saved by a run")
     if key is not None and note.get("key") != key:
         raise DataError(f"it is another step, {note.get('key')}")
 
