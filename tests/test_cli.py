@@ -869,7 +869,7 @@ BAD_SETTINGS = [
         says=["--finetune-lr belongs to --remedy balanced-finetuning, not to --remedy balanced"],
     ),
     bad("standard", "--lambda-c", "5", says=["--lambda-c belongs to the method podnet, not to the method il-baseline"]),
-    bad("standard", "--no-imprint", says=["--no-imprint belongs to the method lucir, not to the method il-baseline"]),
+    bad("standard", "--no-imprint", says=["--no-imprint belongs to the method geodl or lucir, not to the"]),
     bad("balanced-finetuning", "--finetune-epochs", "0", says=["finetune-epochs must be 1 or more"]),
     *(bad("meta", says=["meta", "at least 2 images of every", f" {v}:"], memory=v) for v in ("0", "1")),
     # Enough for 8 old classes, and for 4, but not for 9.
