@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from squares import digits_of
 
 import equipoise
 from equipoise import (
@@ -65,6 +66,19 @@ SHORT = (*BRIEF, "--steps", "1")
 
 
 pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few():
+    with digits_of(50):
+        yield
+
+
+@pytest.fixture
+def all_digits():
+    """As another process has them."""
+    with digits_of(140):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -459,7 +473,7 @@ def test_joint_training_keeps_everything_and_lwf_nothing_unless_told_otherwise(c
 
 @pytest.mark.parametrize("memory", ["5", "total:40", "0"])
 @pytest.mark.parametrize("remedy", sorted(REMEDIES))
-def test_every_remedy_with_every_memory(capsys, remedy, memory):
+def test_every_remedy_with_every_memory(capsys, all_digits, remedy, memory):
     if issubclass(REMEDIES[remedy], (OldImages, Meta)) and memory == "0":
         pytest.skip("refused; see below")
     said = done(capsys, *SHORT, "--remedy", remedy, "--memory", memory, "--out", "run")
@@ -715,14 +729,14 @@ def test_plain_lines_are_few_where_epochs_are_short(capsys):
     assert len(lines) < 8
 
 
-def test_plain_lines_come_within_long_epochs(capsys, monkeypatch):
+def test_plain_lines_come_within_long_epochs(capsys, monkeypatch, all_digits):
     monkeypatch.setattr("equipoise.cli.run.PlainWatch", lambda: PlainWatch(every=0))
     said = done(capsys, *SHORT, "--batch", "128", "--out", "run")
     within = [float(x) for x in re.findall(r"^step 0/1, ([\d.]+)%$", said.err, re.MULTILINE)]
     assert within == sorted(within) and within[-1] == 100.0 and len(within) >= 10  # 700 images, twice
 
 
-def test_progress_in_a_terminal_is_a_live_display(capsys):
+def test_progress_in_a_terminal_is_a_live_display(capsys, all_digits):
     done(capsys, *BRIEF, "--remedy", "standard", "--out", "first")
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 130, 0, 0))
@@ -881,7 +895,7 @@ BAD_SETTINGS = [
 
 
 @pytest.mark.parametrize("words, says", BAD_SETTINGS, ids=lambda v: "_".join(v[:2]) if v[0].startswith("--") else None)
-def test_settings_that_cannot_be_are_refused(capsys, words, says):
+def test_settings_that_cannot_be_are_refused(capsys, words, says, all_digits):
     said = refused(capsys, 2, *DIGITS, "--out", "run", *words)
     assert all(part in said for part in says), said
     assert not Path("run").exists() and not Path("store").exists()  # so that nothing is in the way of a better one
@@ -1273,7 +1287,7 @@ def fail_at(monkeypatch, batch, error):
 @pytest.mark.parametrize("error", GONE.values(), ids=GONE)
 def test_a_gpu_that_is_lost_costs_what_came_after_the_checkpoint(capsys, monkeypatch, straight, error):
     words = (*SHORT, "--store", "none", "--checkpoint", "0", "--out", "run")
-    fail_at(monkeypatch, 60, error)  # in the second step
+    fail_at(monkeypatch, 25, error)  # in the second step
     said = refused(capsys, 1, *words)
     first = str(error).splitlines()[0]
     assert said == f"equipoise: the GPU failed ({first}); the same command goes on from the last checkpoint in run"
@@ -1386,7 +1400,7 @@ def test_ctrl_c_outside_of_a_run_is_said_without_a_traceback(capsys, monkeypatch
     assert capsys.readouterr().err.strip() == "equipoise: stopped; the same command goes on where it was"
 
 
-def test_two_processes_on_one_folder(capsys):
+def test_two_processes_on_one_folder(capsys, all_digits):
     words = (*DIGITS, "--epochs", "16", "--steps", "1", "--store", "none", "--out", "run")
     first = started(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -1402,7 +1416,7 @@ def test_two_processes_on_one_folder(capsys):
     assert done(capsys, *words).err == ""  # now it is free, and done
 
 
-def test_ctrl_c_in_the_middle_of_training(capsys):
+def test_ctrl_c_in_the_middle_of_training(capsys, all_digits):
     words = (*DIGITS, "--epochs", "9", "--steps", "1", "--checkpoint", "0", "--store", "none")
     process = started(*words, "--out", "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
