@@ -261,7 +261,16 @@ def test_every_flag_of_the_documents_exists(capsys: pytest.CaptureFixture[str]) 
         for remedy in kind.remedies or REMEDIES if kind.remedies != () else ["standard"]:
             run_command(["run", name, "--remedy", remedy, "--help"])
         run_command(["run", name, "--help"])
-    for verb in ("paper", "report", "bench", "show", "demo", "sweep il-baseline"):
+    for verb in (
+        "paper",
+        "report",
+        "bench",
+        "show",
+        "demo",
+        "pack",
+        "sweep il-baseline",
+        "run lucir --dataset imagenet-subset",
+    ):
         run_command([*verb.split(), "--help"])
     helped = set(re.findall(r"--[a-zA-Z][a-zA-Z-]*", capsys.readouterr().out))
     for name in ("README.md", "docs/reproducing.md", "results/README.md", "results/make.sh", "CHANGELOG.md"):
