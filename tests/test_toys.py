@@ -289,6 +289,7 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", TOYS)
 def test_a_toy_resumes_at_every_epoch_of_every_stage(name: str, digits: Images, tmp_path: Path) -> None:
+    digits = digits[torch.arange(len(digits)) % 40 < 24]  # of each digit
     straight, saved, seen = learner(TOYS[name]), [], set()
     for t, (x, y) in enumerate(parts(digits)):
 
