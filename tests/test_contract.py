@@ -73,7 +73,7 @@ FEW = dict.fromkeys(EACH, 10)
 """the same, where many cells are gone through"""
 
 DIGITS = datasets.load("digits")
-TEST = DIGITS.test.x[::4].numpy()
+TEST = DIGITS.test.x[::16].numpy()
 
 
 def images_of(classes: tuple[int, ...], each: dict[int, int] = EACH) -> tuple[np.ndarray, list[int]]:
