@@ -6,6 +6,8 @@ import multiprocessing.context
 import os
 from typing import Any
 
+from equipoise.runs.environment import hash_code
+
 
 class ForkedProcess(multiprocessing.context.ForkServerProcess):
     """A process with the environment of the one that begins it, as one that is spawned."""
@@ -26,5 +28,6 @@ class Forks(multiprocessing.context.ForkServerContext):
     Process = ForkedProcess
 
 
+hash_code()  # once for all: it reads the whole source
 FORKS = Forks()
 FORKS.set_forkserver_preload(["forks", "sklearn.cluster", "equipoise.runs.run", "equipoise.cli.speed"])

@@ -152,6 +152,8 @@ MANY = (
     ATTEMPT
     + """
 import sklearn.cluster  # for PODNet
+from equipoise.runs.environment import hash_code
+hash_code()  # once for all
 for line in sys.stdin:
     settings, arguments = eval(line)
     pid = os.fork()
