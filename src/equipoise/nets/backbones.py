@@ -45,11 +45,14 @@ class Backbone(nn.Module):
 
 
 def initialise_convolutions(module: nn.Module, gen: torch.Generator) -> None:
-    """Initialise convolutions as He et al. (fan out)."""
+    """Initialise convolutions as He et al. (fan out), on any device by numbers drawn on the CPU."""
     for m in module.modules():
         if isinstance(m, nn.Conv2d | ScaledConv2d):
             kernel = m.weight if isinstance(m, nn.Conv2d) else m.kernel
-            nn.init.kaiming_normal_(kernel, mode="fan_out", nonlinearity="relu", generator=gen)
+            drawn = torch.empty(kernel.shape, dtype=kernel.dtype)
+            nn.init.kaiming_normal_(drawn, mode="fan_out", nonlinearity="relu", generator=gen)
+            with torch.no_grad():
+                kernel.copy_(drawn)
 
 
 class SmallNet(Backbone):
