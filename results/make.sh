@@ -38,9 +38,10 @@ tried() { # what else was tried where a cell was off
   $equipoise run lucir --no-imprint --dataset cifar100 --steps 5 --memory 0 --out results/tried/lucir-no-imprint
 }
 
-report() { # tables, figures and the page, from the records; and what these say of the paper's claims
+report() { # from the records: tables, figures and the page, what they say of the paper's claims, and README's tables
   $equipoise report results --out results/report
   $equipoise paper claims --no-run --format markdown > docs/claims.md
+  ${PYTHON:-python} results/readme.py
 }
 
 for stage in "${@:-bench alone tried tables comparators choice precision report}"; do
