@@ -285,6 +285,36 @@ def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capf
     assert alone["final"]["top1"] == final
 
 
+def test_tables_are_done_in_the_order_in_which_they_are_named(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run once, the longest of a table first; all with the first seed before the next one."""
+    done: list[tuple[int, str, str]] = []
+
+    def note(self: Local, work: Any, jobs: list[Any], tell: Any) -> None:
+        done.extend((job.run.seed, job.run.method.remedy.name, job.run.protocol.memory) for job in jobs)
+
+    monkeypatch.setattr(Local, "do", note)
+    words = ["paper", "confusion", "table4", "--dataset", "digits", "--rows", "IL-Baseline,meta", "--seeds", "2"]
+    assert run_command(words) == 0
+    by_memory = [(remedy, memory) for _, remedy, memory in done]
+    assert by_memory[:2] == [("meta", "20"), ("standard", "20")], "an update of α takes time"
+    assert [memory for _, memory in by_memory[2:9]] == ["50"] * 2 + ["10"] * 2 + ["5"] * 2 + ["1"]
+    assert by_memory[9:] == by_memory[:9] and [seed for seed, _, _ in done] == [0] * 9 + [1] * 9
+    assert "18 runs left for another time: repeat the command" in capfd.readouterr().err
+    done.clear()
+    assert run_command(["paper", "table4", "confusion", *words[3:]]) == 0
+    assert [memory for _, _, memory in done[:4]] == ["50"] * 2 + ["20"] * 2
+
+
+def test_after_some_minutes_no_run_is_started(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["paper", "confusion", "--dataset", "digits", "--workers", "1", "--minutes"]
+    assert run_command([*words, "1e-9"]) == 0
+    assert "3 runs left for another time: repeat the command" in capfd.readouterr().err
+    assert not list(here.rglob("run.json"))
+    assert run_command([*words, "0"]) == 2 and "minutes must be a number above 0, not 0" in capfd.readouterr().err
+
+
 def test_timed_runs_reuse_nothing_and_show_seconds(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -616,6 +616,35 @@ def test_a_slot_that_is_free_is_taken_again(tmp_path: Path, monkeypatch: pytest.
     assert slots == [0, 1, 0, 1, 0]
 
 
+def test_when_time_is_up_no_job_is_started_and_those_at_work_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that dies then is not started again either."""
+    clock, started = [0.0], list[str]()
+
+    class AtWork:
+        exitcode = 1
+
+        def __init__(self, job: Job) -> None:
+            self.job, self.looks = job, 0
+
+        def is_alive(self) -> bool:
+            self.looks += 1
+            clock[0] = max(clock[0], 10.0 * self.looks)
+            return self.looks < 8
+
+    def start(run: Any, job: Job, *more: Any) -> AtWork:
+        started.append(job.folder.name)
+        return AtWork(job)
+
+    monkeypatch.setattr("equipoise.runs.workers.start_process", start)
+    monkeypatch.setattr("equipoise.runs.workers.time.monotonic", lambda: clock[0])
+    jobs = [job_of(small(), tmp_path / name) for name in "abc"]
+    map(run, jobs, Local(workers=2, until=60.0))
+    assert started == ["a", "b"] and clock[0] == 80.0, "both ended after the time was up"
+    assert not any(job.is_over for job in jobs)
+
+
 def test_nobody_is_begun_to_wait_for_a_base_step(tmp_path: Path) -> None:
     a, b, c = (job_of(small(), tmp_path / name, group) for name, group in (("a", "x"), ("b", "x"), ("c", "y")))
     on = Local(workers=3, options=Options(store=tmp_path / "store"))

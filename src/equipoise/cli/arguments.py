@@ -28,13 +28,14 @@ class Paper:
 
     names: tuple[str, ...] = ()
     """table1 to table6, confusion, epsilon, text, comparators, batches, anytime, separated, tails, bounds, costs;
-    claims, the paper's sentences judged by these; without any, a list of them"""
+    claims, the paper's sentences judged by these; without any, a list of them. Runs are done in this order"""
     dataset: str | None = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes (default: all)"""
     rows: str | None = None
     """only rows of these names (podnet), patterns (podnet*) or parts of names (balanced), with commas (default: all)"""
     seeds: int | None = None
-    """seeds of each run, from 0 (default: 1, and to print what is recorded: all there are)"""
+    """seeds of each run, from 0; all runs with one seed come before those with the next
+    (default: 1, and to print what is recorded: all there are)"""
     dry_run: bool = False
     """list the missing runs, with the time and memory they would take here, and run nothing; without names, add the
     time to the list of tables"""
@@ -48,6 +49,8 @@ class Paper:
     """print the command of each cell below its table; in CSV it has a column anyway"""
     workers: int | None = None
     """runs at a time (default: 4 for each GPU, else one for each core)"""
+    minutes: float | None = None
+    """start no run after so many minutes; those that were started are finished (default: no limit)"""
     device: str = "auto"
     """auto, cpu or cuda"""
     data: Path | None = None
@@ -62,6 +65,7 @@ class Paper:
 
     def __post_init__(self) -> None:
         check("seeds", 1 if self.seeds is None else self.seeds, least=1, whole=True)
+        check("minutes", 1 if self.minutes is None else self.minutes, above=0)
         if self.dry_run and self.no_run:
             raise UsageError("--dry-run lists what is missing and --no-run prints what is there: ask for one of them")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 
 from ..engine.device import resolve_device
+from ..errors import format_count
 from ..report.terminal import make_console
 from ..runs import queue
 from ..runs.settings import Machine, Options
@@ -38,7 +40,10 @@ def do_paper(f: Paper) -> None:
         if not f.no_run:
             on = Local(options=options, tensorboard=f.tensorboard)
             on = on if f.workers is None else replace(on, workers=f.workers)
+            on = on if f.minutes is None else replace(on, until=time.monotonic() + 60 * f.minutes)
             jobs = reproduce.reproduce(tables, f.results, seeds, machine, on)
+            if left := sum(not job.is_over for job in jobs):
+                reproduce.print_note(f"{format_count(left, 'run')} left for another time: repeat the command")
         records = reproduce.read_results(f.results)
         reproduce.print_tables(shown, records, f.seeds, f.format, f.commands)
         if "claims" in f.names:

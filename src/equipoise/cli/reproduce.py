@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,16 @@ from .. import paper
 from ..errors import RunError, UsageError, format_count, make_unknown_error
 from ..paper import Table
 from ..paper.claims import CLAIMS, find_cells, restrict_tables
-from ..paper.match import NONE, Records, fill, find_missing_data, find_missing_runs, list_runs, load_records
+from ..paper.match import (
+    NONE,
+    Records,
+    fill,
+    find_missing_data,
+    find_missing_runs,
+    identify_run,
+    list_runs,
+    load_records,
+)
 from ..report import grid
 from ..report.claims import judge_claims, make_claims_grid, write_claims
 from ..report.tables import make_grid
@@ -142,21 +152,32 @@ def list_ways(tables: Sequence[Table]) -> list[Way]:
     return sorted({Way(table.look, table.alone) for table in tables}, key=lambda way: (way.alone, -way.look))
 
 
-def find_missing(tables: Sequence[Table], records: Records, seeds: int, way: Way) -> list[Run]:
-    """The missing runs of the tables whose runs are done in this way."""
-    own = [table for table in tables if (table.look, table.alone) == way]
-    return find_missing_runs(list_runs(own, seeds), records, way.alone, way.look > 0)
+def find_missing(tables: Sequence[Table], records: Records, seeds: int, way: Way) -> list[list[Run]]:
+    """The missing runs of the tables whose runs are done in this way, in groups that are done one after the other.
+
+    All tables with the first seed come first, in their order, then those with the next seed. No run is in two groups.
+    """
+    groups: list[list[Run]] = []
+    known = set[tuple[str, int]]()
+    own = [list_runs([table], seeds) for table in tables if (table.look, table.alone) == way]
+    for seed, runs in itertools.product(range(seeds), own):
+        new = [run for run in runs if run.seed == seed and identify_run(run) not in known]
+        known |= set(map(identify_run, new))
+        groups.append(find_missing_runs(new, records, way.alone, way.look > 0))
+    return groups
 
 
 def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, console: Console) -> None:
     """Print the missing runs with their estimated time and memory."""
     records = read_results(folder)
     count, seconds, mib = 0, 0.0, 0.0
-    planned: set[Run] = set()
+    planned = set[tuple[str, int]]()
     for way in list_ways(tables):
-        runs = [run for run in find_missing(tables, records, seeds, way) if run not in planned]
-        planned |= set(runs)
-        for run in sorted(runs, key=lambda run: -sum(estimate.count_step_images(run))):
+        groups = find_missing(tables, records, seeds, way)
+        groups = [[run for run in group if identify_run(run) not in planned] for group in groups]
+        runs = [run for group in groups for run in sorted(group, key=lambda run: -sum(estimate.count_step_images(run)))]
+        planned |= set(map(identify_run, runs))
+        for run in runs:
             took = estimate.estimate([run], machine.device, print_note)
             images = sum(estimate.count_step_images(run))
             words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
@@ -171,10 +192,15 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
 
 
 def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, on: Local) -> list[queue.Job]:
-    """Do the missing runs. Timed runs come last, one at a time. They and those that look reuse nothing."""
+    """Do the missing runs, table by table. Timed runs come last, one at a time. They and those that look reuse nothing.
+
+    Within a table the longest runs come first, so that none is left to run alone at the end.
+    """
     done: list[queue.Job] = []
     for way in list_ways(tables):
-        runs = find_missing(tables, read_results(folder), seeds, way)
+        groups = find_missing(tables, read_results(folder), seeds, way)
+        place = {identify_run(run): k for k, group in enumerate(groups) for run in group}
+        runs = [run for group in groups for run in group]
         options = on.options if way.shared else replace(on.options, store=None, evaluate_every=way.look)
         here = replace(on, workers=1 if way.alone else on.workers, options=options)
         special = "alone" if way.alone else "looked" if way.look else ""
@@ -182,7 +208,7 @@ def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machin
         for dataset in dict.fromkeys(run.data.name for run in runs):
             parent, own = folder / (special or dataset), [run for run in runs if run.data.name == dataset]
             jobs += queue.plan_jobs(own, machine, parent, on.options.data)
-        jobs = queue.sort_longest_first(jobs)
+        jobs = sorted(queue.sort_longest_first(jobs), key=lambda job: place[identify_run(job.run)])
         if jobs:
             with QueueWatch(make_console(), jobs, shared=here.options.store is not None) as watch:
                 queue.map(run_one, jobs, here, watch.tell)

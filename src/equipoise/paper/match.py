@@ -55,6 +55,11 @@ make_cell_key = functools.lru_cache(4096)(make_key)
 """the same for runs of the paper's cells, which are the same few hundred again and again"""
 
 
+def identify_run(run: Run) -> tuple[str, int]:
+    """What tells runs apart: the key of the settings, and the seed."""
+    return make_cell_key(run), run.seed
+
+
 def find_missing_data(run: Run) -> str | None:
     """The data set of a run, if it cannot be loaded; ImageNet-Subset needs ImageNet."""
     return None if run.data.name in SHAPES else run.data.name.removesuffix("-subset")
@@ -216,7 +221,7 @@ def list_runs(tables: Sequence[Table], seeds: int) -> list[Run]:
     """The distinct runs behind all cells whose data can be loaded, for each seed."""
     runs = [run for table in tables for row in table.rows for run in list_row_runs(row)]
     each = (replace(run, seed=seed) for run in runs for seed in range(seeds))
-    return list({(make_cell_key(run), run.seed): run for run in each}.values())
+    return list({identify_run(run): run for run in each}.values())
 
 
 def find_missing_runs(runs: Sequence[Run], records: Records, alone: bool = False, looks: bool = False) -> list[Run]:

@@ -64,7 +64,7 @@ class Place(Protocol):
     """Runs jobs: `workers.Local` on this machine; a cluster would implement the same method."""
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
-        """Run these jobs. Each ends with a result or a failure; a failure stops no other job."""
+        """Run these jobs. Each ends with a result or a failure, or with neither if time is up; none stops another."""
 
 
 def map(run: Work, jobs: Sequence[Job], on: Place, tell: Tell = lambda busy: None) -> None:

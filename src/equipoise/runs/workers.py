@@ -58,6 +58,8 @@ class Local:
     threads: int = 1
     options: Options = Options()
     tensorboard: bool = False
+    until: float = math.inf
+    """when to stop starting jobs, by `time.monotonic`"""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -66,14 +68,14 @@ class Local:
             import_summary_writer()  # raises now if it is not installed
 
     def do(self, run: Work, jobs: Sequence[Job], tell: Tell) -> None:
-        """Do these jobs; each ends with a result or a failure.
+        """Do these jobs; each ends with a result or a failure, unless it was not started in time.
 
         A job that another process runs is waited for, and run only if that process ends without a result.
         """
         crew = Crew(self, run, jobs)
         with run_mps():
             try:
-                while crew.waiting or crew.busy:
+                while crew.busy or (crew.waiting and time.monotonic() < self.until):
                     crew.update_waiting()
                     crew.start_jobs()
                     time.sleep(0.05)
@@ -127,7 +129,7 @@ class Crew:
 
     def start_jobs(self) -> None:
         """Start jobs while there are free workers."""
-        while len(self.busy) < self.on.workers:
+        while len(self.busy) < self.on.workers and time.monotonic() < self.on.until:
             at_work = [*(one.job for one in self.busy), *self.elsewhere]
             occupied = {job.folder for job in at_work}
             delayed = [job for job in self.waiting if time.monotonic() < job.not_before]
