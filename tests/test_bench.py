@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from equipoise.cli import run_command
+from equipoise.cli.large import list_large_rows, make_large_images
 from equipoise.cli.speed import (
     PerImage,
     Row,
@@ -21,6 +22,8 @@ from equipoise.cli.speed import (
     make_step,
     run_our_loop,
 )
+from equipoise.data.ragged import Ragged
+from equipoise.errors import UsageError
 from equipoise.methods.il_baseline import ILBaseline
 from equipoise.remedies import Balanced
 
@@ -96,3 +99,57 @@ def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.Capture
     for where, code in ((tmp_path, 2), (out / "record.json", 1)):  # a folder; and a file where a folder is needed
         assert run_command(["bench", "--images", "32", "--batch", "16", "--out", str(where)]) == code
         assert capsys.readouterr().out == "", "said before anything is measured"
+
+
+# Large images
+
+
+def test_flops_of_large_images_are_those_of_resnet_18_counted_by_hand() -> None:
+    # Multiply-adds: the first convolution, four stages of four 3×3 convolutions, the last three of which begin by a
+    # stride and have a shortcut, and the linear layer.
+    forward = 3 * 64 * 49 * 112**2 + 4 * 64 * 64 * 9 * 56**2 + 512 * 60
+    for wide, side in ((128, 28), (256, 14), (512, 7)):
+        forward += (wide // 2 * wide * 9 + 3 * wide * wide * 9 + wide // 2 * wide) * side**2
+    flops, moved = count_work(torch.device("cpu"), True, ILBaseline(), (3, 224, 224))
+    assert flops == 3 * 2 * forward
+    assert moved == 6 * 2 * (64 * 112**2 + 4 * 64 * 56**2 + 5 * (128 * 28**2 + 256 * 14**2 + 512 * 7**2))
+
+
+def test_rows_of_large_images_are_chosen_by_name() -> None:
+    gpu = torch.device("cuda")
+    assert len(list_large_rows(gpu, None)) == 9
+    assert list(map(str, list_large_rows(gpu, "crop, resnet18 comp*"))) == [
+        "crop",
+        "resnet18 compiled",
+        "resnet18 compiled teacher",
+    ]
+    with pytest.raises(UsageError, match="unknown row 'fused': choose from crop, podnet captured,"):
+        list_large_rows(gpu, "fused")
+
+
+def test_large_images_are_like_photographs() -> None:
+    images = make_large_images(Setting(torch.device("cpu"), False, 4, 2), 70)
+    assert isinstance(images.x, Ragged)
+    assert images.x.size.tolist() == [[80, 106], [106, 80]] * 2 and images.x.shape == (4, 3, 70, 70)
+    assert len(images.x.pixels) == 4 * 3 * 80 * 106 and images.x.pixels.float().std() > 70
+
+
+@pytest.mark.usefixtures("forked")
+def test_training_on_large_images_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "large.json"
+    words = ["bench", "--size", "65", "--images", "8", "--batch", "4", "--device", "cpu"]
+    assert run_command([*words, "--rows", "crop, teacher", "--out", str(out)]) == 0
+    record, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert [r["row"] for r in record["rows"]] == ["crop", "resnet18 eager teacher", "podnet eager teacher"]
+    crop, resnet, podnet = record["rows"]
+    for row in record["rows"]:
+        assert row["images_per_second"] > 0 and f"{row['images_per_second']:,.0f}" in said
+        assert row["fraction_of_limit"] > 0
+    assert 3 * 65**2 < crop["bytes_per_image"] < 3 * 65**2 + 3 * 74 * 98, "a square, and at most the whole image"
+    assert resnet["engine"] == "eager" and podnet["flops_per_image"] > 3 * resnet["flops_per_image"]
+    assert run_command([*words, "--limit", "1e-9"]) == 0
+    assert "crop: left out, 0 seconds are over" in capsys.readouterr().out
+    assert run_command(["bench", "--rows", "crop"]) == 2
+    assert "--rows chooses among the rows for large images: add --size 224" in capsys.readouterr().err
+    assert run_command(["bench", "--size", "32"]) == 2
+    assert "size must be" in capsys.readouterr().err

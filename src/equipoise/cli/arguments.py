@@ -124,12 +124,20 @@ class Demo:
 class Bench:
     """Measure images a second on this machine: a usual DataLoader loop, and ours with each engine."""
 
+    size: int | None = None
+    """train ResNet-18 and PODNet's ResNet-18 on crops of this size, 224 as of ImageNet, out of larger images that lie
+    on the device (default: ResNet-32 on images of CIFAR's size)"""
+    rows: str | None = None
+    """with --size: only rows of these names (crop), patterns (podnet*) or parts of names (compiled), with commas
+    (default: all)"""
+    limit: float = 600
+    """with --size: no row begins after so many seconds"""
     images: int | None = None
     """images in an epoch; each row trains three, the first to warm up (default: 25,600 on a GPU, 256 on a CPU)"""
     batch: int = 128
     """images in a batch"""
     packed: tuple[int, ...] = (2, 4, 8)
-    """how many runs at once"""
+    """how many runs at once; with --size, one"""
     device: str = "auto"
     """auto, cpu or cuda"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -139,6 +147,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         check("batch", self.batch, least=2, whole=True)
+        check("limit", self.limit, above=0)
+        if self.size is not None:  # smaller images have other nets
+            check("size", self.size, least=65, most=2**12, whole=True)
         for k in self.packed:
             check("packed", k, least=2, whole=True)
 

@@ -34,11 +34,12 @@ from ..errors import RunError
 from ..learner.state import new_net, place
 from ..learner.step import embed
 from ..losses import distillation
+from ..method import Method
 from ..methods.il_baseline import ILBaseline
 from ..nets import Net
 from ..remedies import Balanced
 from ..runs.environment import count_cores
-from ..step import Recipe, Stage, Step
+from ..step import Recipe, Shape, Stage, Step
 
 SHAPE = (3, 32, 32)
 OLD, ALL = 50, 60
@@ -87,10 +88,11 @@ def make_images(images: int) -> Images:
     return Images(x, torch.randint(0, ALL, (images,), generator=gen))
 
 
-def make_net(classes: int, device: torch.device) -> Net:
-    """ResNet-32 with a linear head."""
-    net = new_net(ILBaseline(), SHAPE, MEAN, STD, generator(0, "net"))
-    net.head.widen(classes, generator(0, "rows"))
+def make_net(sizes: Sequence[int], device: torch.device, method: Method = ILBaseline(), shape: Shape = SHAPE) -> Net:
+    """A method's net for images of this shape, by default ResNet-32 with a linear head, after steps of these sizes."""
+    net, gen = new_net(method, shape, MEAN, STD, generator(0, "net")), generator(0, "rows")
+    for size in sizes:
+        net.head.widen(size, gen)
     return place(net, device)
 
 
@@ -128,15 +130,15 @@ def run_our_loop(row: Row, on: Setting, start: Barrier | None = None) -> Stretch
     return Stretch(round(sum(seen)), times[0], times[-1])
 
 
-def make_step(method: ILBaseline, data: Images, taught: bool) -> Step:
+def make_step(method: Method, data: Images, taught: bool, shape: Shape = SHAPE) -> Step:
     """A step on these images: of ten new classes with a teacher of fifty, or the base step, of all sixty."""
     device, where = data.y.device, torch.arange(len(data), device=data.y.device)
     n = torch.bincount(data.y, minlength=ALL).float()
     sizes = (OLD, ALL - OLD) if taught else (ALL,)
-    teacher = make_net(OLD, device).eval().requires_grad_(False) if taught else None
+    teacher = make_net(sizes[:1], device, method, shape).eval().requires_grad_(False) if taught else None
     s = Step(
-        t=int(taught), sizes=sizes, shape=SHAPE, n=n, lam=torch.ones_like(n), images=data, data=where,
-        memory=where[:0], held=where[:0], where=where, net=make_net(ALL, device), teacher=teacher,
+        t=int(taught), sizes=sizes, shape=shape, n=n, lam=torch.ones_like(n), images=data, data=where,
+        memory=where[:0], held=where[:0], where=where, net=make_net(sizes, device, method, shape), teacher=teacher,
         embed=partial(embed, data),
     )  # fmt: skip
     return replace(s, lam=method.lam(s))
@@ -164,8 +166,8 @@ class PerImage(Dataset[tuple[Tensor, int]]):
 
 def run_their_loop(row: Row, on: Setting) -> float:
     """Images a second of a DataLoader loop: worker processes, fp32, one kernel after the other."""
-    net = make_net(ALL, on.device).train()
-    teacher = make_net(OLD, on.device).eval() if row.teacher else None
+    net = make_net([ALL], on.device).train()
+    teacher = make_net([OLD], on.device).eval() if row.teacher else None
     data, workers = PerImage(make_images(on.images)), min(8, count_cores())
     batches = DataLoader(data, on.batch, shuffle=True, num_workers=workers, drop_last=True, persistent_workers=True)
     optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=2e-4)
@@ -223,19 +225,21 @@ def measure(row: Row, on: Setting) -> float:
     return combine(stretches)
 
 
-def count_work(device: torch.device, bf16: bool) -> tuple[float, float]:
+def count_work(
+    device: torch.device, bf16: bool, method: Method = ILBaseline(), shape: Shape = SHAPE
+) -> tuple[float, float]:
     """FLOPs, and the fewest bytes through memory, that training on one image takes.
 
     FLOPs: those of the forward pass, times three. Bytes: each convolution's output is written and read once going
     forward, and read twice, with its gradient written and read, going back.
     """
-    net = make_net(ALL, device)
+    net = make_net([ALL], device, method, shape).eval()
     outputs: list[int] = []
     for m in net.modules():
         if isinstance(m, nn.Conv2d):
             m.register_forward_hook(lambda _m, _x, y: outputs.append(y.numel()))
     with FlopCounterMode(display=False) as counter:
-        net(torch.zeros(1, *SHAPE, dtype=torch.uint8, device=device))
+        net(torch.zeros(1, *shape, dtype=torch.uint8, device=device))
     size = 2 if bf16 else 4
     return 3.0 * counter.get_total_flops(), 6.0 * sum(outputs) * size
 
