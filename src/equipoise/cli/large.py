@@ -120,8 +120,10 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def measure_training(row: LargeRow, on: Setting, images: Images) -> dict[str, Any]:
-    """Two epochs of the product's own loop, after one to warm up."""
+def measure_training(
+    row: LargeRow, on: Setting, images: Images, tell: Callable[[Epoch], None] = lambda e: None
+) -> dict[str, Any]:
+    """Two epochs of the product's own loop, after one to warm up; `tell` is called after each."""
     method, work = METHODS[row.net]
     size = images.x.shape[2]
     s = make_step(method, images, row.teacher, (3, size, size))
@@ -135,6 +137,7 @@ def measure_training(row: LargeRow, on: Setting, images: Images) -> dict[str, An
     def note(e: Epoch) -> None:
         epochs.append(e)
         times.append(time.monotonic())
+        tell(e)
 
     used = fit(method, s, stage, Position(), Conditions(0, crop, on.bf16, row.engine, True), Callbacks(note))
     seen = sum(now.images_per_second * (now.seconds - before.seconds) for before, now in pairwise(epochs))
