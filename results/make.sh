@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the records in this folder were made with, on one GPU: results/make.sh [STAGE ...], all stages if none is named.
-# `tables` does only what is missing; `choice` and `precision`, whose records were renamed or are texts, do all again.
+# What asks for tables does only what is missing; `precision`, whose records were renamed, does all again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 equipoise=${EQUIPOISE:-equipoise}
@@ -18,7 +18,11 @@ comparators() { # what the paper only quotes, each system in the setting of its 
 }
 
 choice() { # the learning rate of α: another class order, and training images that are set aside
-  $equipoise sweep il-baseline --remedy meta --alpha-lr 1,3,10,30 --order 0 --validation 0.1 --out results/choice
+  $equipoise paper choice
+}
+
+orders() { # four other orders of the classes
+  $equipoise paper orders
 }
 
 precision() { # bf16 against fp32, and our kernels against torch's, one by one: three seeds of 25 epochs
@@ -44,6 +48,6 @@ report() { # from the records: tables, figures and the page, what they say of th
   ${PYTHON:-python} results/readme.py
 }
 
-for stage in "${@:-bench alone tried tables comparators choice precision report}"; do
+for stage in "${@:-bench alone tried tables comparators choice orders precision report}"; do
   for one in $stage; do $one; done
 done

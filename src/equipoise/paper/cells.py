@@ -122,6 +122,8 @@ class Table:
     """epochs between the accuracies that its runs measure within their steps; 0 for none"""
     figure: bool = False
     """whether it is a figure's runs"""
+    mean: str = ""
+    """title of a last column with the mean over the cells of each row; empty for none"""
 
     @property
     def columns(self) -> tuple[Column, ...]:

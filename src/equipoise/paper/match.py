@@ -173,6 +173,21 @@ class FilledRow(NamedTuple):
     row: Row
     cells: tuple[Filled, ...]
 
+    @property
+    def values(self) -> list[float]:
+        """The numbers of the cells that are measured."""
+        return [cell.ours for cell in self.cells if cell.ours is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the measured cells."""
+        return float(np.mean(self.values)) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample deviation over the measured cells."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
 
 def fill(table: Table, records: Records, seeds: int | None = None) -> list[FilledRow]:
     """Every cell with its records, for the seeds 0 to `seeds` − 1 or all recorded seeds.

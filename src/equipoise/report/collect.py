@@ -71,21 +71,27 @@ def collect_headline(filled: dict[str, tuple[Table, list[FilledRow]]]) -> list[d
 
 def collect_table(table: Table, filled: Sequence[FilledRow]) -> dict[str, Any]:
     """The values of a table."""
+    columns = [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns]
+    rows: list[dict[str, Any]] = [
+        {
+            "name": row.row.name,
+            "quoted": row.row.quoted,
+            "elsewhere": row.row.elsewhere,
+            "cells": [collect_cell(cell) for cell in row.cells],
+        }
+        for row in filled
+    ]
+    if table.mean:
+        columns.append({"id": "mean", "group": "", "title": table.mean})
+        for line, row in zip(rows, filled):
+            line["cells"].append(collect_mean(row))
     return {
         "id": table.id,
         "title": table.title,
         "caption": f"{table.caption}.{name_elsewhere(filled)}{explain_joined(filled)} Accuracy, %.",
         "names": {"table5": "weight", "table6": "remedy", "separated": "reading"}.get(table.id, "method"),
-        "columns": [{"id": c.id, "group": c.group, "title": c.title} for c in table.columns],
-        "rows": [
-            {
-                "name": row.row.name,
-                "quoted": row.row.quoted,
-                "elsewhere": row.row.elsewhere,
-                "cells": [collect_cell(cell) for cell in row.cells],
-            }
-            for row in filled
-        ],
+        "columns": columns,
+        "rows": rows,
     }
 
 
@@ -104,6 +110,13 @@ def collect_cell(cell: Filled) -> dict[str, Any]:
         "command": cell.command,
         "runs": [found.id for found in cell.found],
     }
+
+
+def collect_mean(row: FilledRow) -> dict[str, Any]:
+    """The values of the cell with the mean over a row, which has one if several of its cells are measured."""
+    mean = None if row.std is None else row.mean
+    nothing = dict.fromkeys(("paper", "difference", "why", "command"))
+    return {"column": "mean", "ours": mean, "std": row.std, "state": "measured", "runs": [], **nothing}
 
 
 def collect_costs(grid: Grid) -> dict[str, Any]:

@@ -31,12 +31,13 @@ def make_grid(table: Table, filled: Sequence[FilledRow]) -> Grid:
     rows = []
     for row in filled:  # of which not every one has all columns
         cells = {cell.cell.column: show_cell(cell) for cell in row.cells}
-        rows.append(Line(row.row.name, [cells.get(c, Shown()) for c in table.columns], row.row.quoted))
+        shown = [cells.get(c, Shown()) for c in table.columns]
+        rows.append(Line(row.row.name, [*shown, *([show_mean(row)] if table.mean else [])], row.row.quoted))
     return Grid(
         id=table.id,
         title=table.title,
         caption=describe(table, filled),
-        columns=[(column.group, column.title) for column in table.columns],
+        columns=[(column.group, column.title) for column in table.columns] + ([("", table.mean)] if table.mean else []),
         rows=rows,
         commands=list(list_commands(filled)),
         numbers=[(*FIELDS, "command"), *list_numbers(table, filled)],
@@ -50,6 +51,15 @@ def show_cell(cell: Filled) -> Shown:
     if cell.quoted:
         return Shown("–", state="missing") if cell.cell.paper is None else Shown(f"{cell.cell.paper:.2f}", "", "quoted")
     return Shown(format_mean(cell.values), compare(cell), cell.state)
+
+
+def show_mean(row: FilledRow) -> Shown:
+    """Mean ± deviation over the measured cells of a row, if these are several, and how many unless they are all."""
+    if row.std is None:
+        return Shown("–", state="missing")
+    return Shown(
+        format_mean(row.values), "" if len(row.values) == len(row.cells) else f"of {len(row.values)}", "measured"
+    )
 
 
 def compare(cell: Filled) -> str:

@@ -176,5 +176,6 @@ def count_step_images(run: Run) -> list[int]:
     """Number of images that each step of a run trains on, computed without its data."""
     run = resolve_run(run)
     sizes = compute_sizes(run, len(COUNTS[run.data.name]))
-    counts = count_long_tail(COUNTS[run.data.name], sizes, run.data.imbalance)
+    left = [count - round(run.data.validation * count) for count in COUNTS[run.data.name]]
+    counts = count_long_tail(left, sizes, run.data.imbalance)
     return count_images([list_trainings(run.method, p) for p in plan_steps(run, sizes, counts, SHAPES[run.data.name])])
