@@ -106,11 +106,12 @@ MUTATIONS = (
     ),
     Mutation(
         "GeoDL keeps half the angle",
-        "methods/geodl.py",
+        "nets/subspaces.py",
         "torch.sinc(2 * t / math.pi)",
         "torch.sinc(t / math.pi)",
         "geodl",
     ),
+    Mutation("GeoDL keeps all directions", "nets/subspaces.py", "in range(side - max(1, side - 2))", "in ()", "geodl"),
     Mutation("SPB-I classifies all copies", "methods/spb_i.py", "plain = len(z) // 4", "plain = len(z)", "spb"),
     Mutation(
         "SPB-M hears one classifier", "methods/spb_m.py", "log_softmax(2).logsumexp(0)", "log_softmax(2)[0]", "spb"

@@ -14,10 +14,19 @@ from torch import Tensor
 from equipoise import LUCIR, Balanced, GeoDL
 from equipoise.data.randomness import generator
 from equipoise.losses import margin_ranking
-from equipoise.methods.geodl import find_subspace, geodesic_distance, join_subspaces, pool
-from equipoise.nets import Batch, Out
+from equipoise.methods.geodl import geodesic_distance, pool
+from equipoise.nets import Batch, Out, subspaces
+from equipoise.nets.subspaces import find_bases, find_subspace, join_bases, join_subspaces
 
 SIZES = (3, 2)
+
+
+@pytest.fixture(params=["decompositions", "products"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As a CPU finds the geodesic, and as a GPU does."""
+    if request.param == "products":
+        monkeypatch.setattr(subspaces, "find_by_decompositions", subspaces.find_by_products)
+    return request.param
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -65,7 +74,7 @@ def distance(z: np.ndarray, z_old: np.ndarray, G: np.ndarray, form: str) -> tupl
 
 @pytest.mark.parametrize(("rows", "width"), [(6, 20), (12, 12), (30, 9)])
 @pytest.mark.parametrize("form", ["difference", "cosine"])
-def test_the_closed_form_is_the_integral_along_the_geodesic(rows: int, width: int, form: str) -> None:
+def test_the_closed_form_is_the_integral_along_the_geodesic(rows: int, width: int, form: str, way: str) -> None:
     """Fewer rows than features, as many, and more."""
     z, z_old = random(rows, width, seed=1), random(rows, width, seed=2)
     z = z_old + 0.5 * z  # the net has not moved far
@@ -84,18 +93,20 @@ def test_the_closed_form_is_the_integral_along_the_geodesic(rows: int, width: in
 def test_subspaces_are_those_of_an_svd_and_each_row_loses_its_own_mean() -> None:
     for rows, width in ((5, 11), (11, 5), (8, 8)):
         z = random(rows, width, seed=3)
-        P, Q = find_subspace(z).numpy(), basis(z.numpy(), min(rows, width) - 2)
+        own, Q = z - z.mean(1, keepdim=True), basis(z.numpy(), min(rows, width) - 2)
+        P, V = find_subspace(own).numpy(), find_bases(own[None])[0].numpy()
         assert P.shape == (width, min(rows, width) - 2)
         np.testing.assert_allclose(P @ P.T, Q @ Q.T, atol=1e-8)
+        np.testing.assert_allclose(V.T @ V, Q @ Q.T, atol=1e-8)
         np.testing.assert_allclose(P.T @ P, np.eye(P.shape[1]), atol=1e-9)
         np.testing.assert_allclose(P.sum(0), 0, atol=1e-9, err_msg="vectors of mean 0 span it")
 
 
-def test_equal_subspaces_are_projected_on() -> None:
+def test_equal_subspaces_are_projected_on(way: str) -> None:
     """All angles are 0: G = P Pᵀ, and a net that has not moved has no loss and no gradient."""
     z = random(6, 20, seed=4)
-    P = find_subspace(z)
-    G = join_subspaces(P, P)
+    own = z - z.mean(1, keepdim=True)
+    P, G = find_subspace(own), subspaces.find_geodesic(z, z)
     x, y = random(3, 20, seed=5), random(3, 20, seed=6)
     torch.testing.assert_close(G.multiply(x, y), ((x @ P) * (y @ P)).sum(1), rtol=1e-9, atol=1e-12)
     for form in ("difference", "cosine"):
@@ -106,19 +117,23 @@ def test_equal_subspaces_are_projected_on() -> None:
 
 
 def test_right_angles_and_small_angles() -> None:
+    """Between directions at a right angle there are two geodesics: one is taken, or by products the mean of both."""
     e = torch.eye(6, dtype=torch.float64)
-    for angle in (math.pi / 2, 1e-3, 1e-7):
+    for angle in (math.pi / 2, math.pi / 2 - 1e-4, 1e-3, 1e-7):
         new = torch.stack([e[0], math.cos(angle) * e[1] + math.sin(angle) * e[2]], 1)
-        G = join_subspaces(e[:, :2], new)
-        dense = torch.stack([G.multiply(e, one.expand(6, -1)) for one in e])
         s, c = math.sin(2 * angle) / (2 * angle), (1 - math.cos(2 * angle)) / (4 * angle)
-        expected = torch.zeros(6, 6, dtype=torch.float64)
-        expected[0, 0], expected[1, 1], expected[2, 2] = 1, (1 + s) / 2, (1 - s) / 2
-        expected[1, 2] = expected[2, 1] = c
-        torch.testing.assert_close(dense, expected, rtol=1e-6, atol=1e-7)
+        for G, across in (
+            (join_subspaces(e[:, :2], new), c),
+            (join_bases(e[:2], new.T.contiguous()), 0 if angle == math.pi / 2 else c),
+        ):
+            dense = torch.stack([G.multiply(e, one.expand(6, -1)) for one in e])
+            expected = torch.zeros(6, 6, dtype=torch.float64)
+            expected[0, 0], expected[1, 1], expected[2, 2] = 1, (1 + s) / 2, (1 - s) / 2
+            expected[1, 2] = expected[2, 1] = across
+            torch.testing.assert_close(dense, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_images_that_come_twice_and_features_that_diverge_break_nothing() -> None:
+def test_images_that_come_twice_and_features_that_diverge_break_nothing(way: str) -> None:
     z = random(8, 20, seed=7)
     twice = torch.cat([z[:4], z[:4], z[4:]]).requires_grad_()
     loss = geodesic_distance(twice, random(12, 20, seed=8), "difference")
@@ -129,8 +144,38 @@ def test_images_that_come_twice_and_features_that_diverge_break_nothing() -> Non
     assert geodesic_distance(z * math.nan, z, "difference").isnan(), "which the loop reports as divergence"
 
 
+def draw_features(spread: float, move: float) -> tuple[Tensor, Tensor]:
+    """Features of 128 images in two nets, (128, 256): on top of a common mean, directions from 1 down to `spread`."""
+    sizes = torch.logspace(0, math.log10(spread), 256, dtype=torch.float64)
+    turn = torch.linalg.qr(random(256, 256, seed=1))[0]
+    old, moved = (random(128, 256, seed=seed) * sizes @ turn for seed in (2, 3))
+    return 0.3 + old, 0.3 + old + move * moved
+
+
+@pytest.mark.parametrize(
+    ("spread", "move", "twice"), [(1.0, 0.5, 0), (1e-2, 2.0, 0), (1e-4, 0.05, 0), (1e-2, 0.3, 1), (1e-2, 0.3, 5)]
+)
 @pytest.mark.parametrize("form", ["difference", "cosine"])
-def test_it_replaces_what_lucir_distils(form: Any) -> None:
+def test_products_find_what_decompositions_find(
+    spread: float, move: float, twice: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches as of CIFAR-100, where images may come twice, so that a subspace lacks directions; gradients as exact as
+    those of a net in float32."""
+    old, new = draw_features(spread, move)
+    new[:twice] = new[twice : 2 * twice]
+    found = []
+    for _ in range(2):
+        leaf = new.clone().requires_grad_()
+        loss = geodesic_distance(leaf, old, form)
+        found.append((loss.item(), *torch.autograd.grad(loss, leaf)))
+        monkeypatch.setattr(subspaces, "find_by_decompositions", subspaces.find_by_products)
+    (loss_by, by), (loss_other, other) = found
+    assert loss_other == pytest.approx(loss_by, rel=1e-11) and loss_other != loss_by
+    assert (other - by).norm() < 5e-7 * by.norm()
+
+
+@pytest.mark.parametrize("form", ["difference", "cosine"])
+def test_it_replaces_what_lucir_distils(form: Any, way: str) -> None:
     """λ is LUCIR's; the ranking is added if it is asked for; in the base step there is nothing else."""
     new, old = random(5, 3, 4, 4, seed=9), random(5, 3, 4, 4, seed=10)
     new = old + 0.3 * new

@@ -26,6 +26,7 @@ from equipoise import (
     Batch,
     Crop,
     Finetune,
+    GeoDL,
     ICaRL,
     ILBaseline,
     Learner,
@@ -52,6 +53,7 @@ from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net, place
 from equipoise.losses import distillation
 from equipoise.methods.bic import BiC
+from equipoise.methods.geodl import geodesic_distance
 from equipoise.methods.ss_il import SSIL
 from equipoise.nets import Net
 from equipoise.remedies import REMEDIES
@@ -226,6 +228,8 @@ def two_steps(
         SPBI(classes="all"),
         SPBM(Meta(every=3), scales="each"),
         TPCIL(Balanced()),
+        GeoDL(),
+        GeoDL(Meta(every=3), form="cosine"),
         DDE(),
         DDE(host=PODNet(Balanced())),
         Mnemonics(),
@@ -238,6 +242,22 @@ def test_a_recorded_run_is_the_run(method: Method, settled: None) -> None:
     eager = two_steps(method, "eager")
     apart = (two_steps(method, "captured") - eager).norm() / eager.norm()
     assert apart < 1e-2
+
+
+@pytest.mark.parametrize("form", ["difference", "cosine"])
+def test_geodesics_are_found_as_on_a_cpu(form: str) -> None:
+    """By matrix products instead of decompositions: of features in 128 directions, which shrink to a hundredth."""
+    gen = generator(17)
+    sizes = torch.logspace(0, -2, 256)
+    old, moved = (torch.randn(128, 256, generator=gen) * sizes for _ in range(2))
+    found = []
+    for device in ("cuda", "cpu"):
+        new = (0.3 + old + 0.2 * moved).to(device).requires_grad_()
+        loss = geodesic_distance(new, (0.3 + old).to(device), form)
+        found.append((loss.item(), torch.autograd.grad(loss, new)[0].cpu()))
+    (there, by_products), (here, exact) = found
+    assert there == pytest.approx(here, rel=1e-9)
+    assert (by_products - exact).norm() < 1e-6 * exact.norm()
 
 
 def test_distilling_step_by_step_is_recorded_too(settled: None) -> None:
