@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise.data.augment import Normalisation
 from equipoise.data.ragged import Ragged
 from equipoise.engine.kernels import launch
 from equipoise.nets import Net
@@ -21,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from equipoise.engine.kernels.resize import resize
+from equipoise.engine.kernels.resize import resize, resize_normalised
 from equipoise.engine.kernels.resnet32 import Frozen, Training
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -43,6 +44,8 @@ def wanted(backbone: Backbone) -> list[tuple[Any, ...]]:
         torch.autograd.grad([h, *maps], list(net.backbone.parameters()), [torch.ones_like(t) for t in (h, *maps)])
         images = Ragged.of_one_size(torch.zeros(2, 3, 9, 9, dtype=torch.uint8), 8)
         resize(images, torch.arange(2), torch.zeros(2, 5).long(), 8, 9)
+        to = Normalisation(torch.zeros(3), torch.ones(3), torch.bfloat16)
+        resize_normalised(images, torch.arange(2), torch.zeros(2, 6).long(), 8, to, torch.ones(2))
     return list(collected.values())
 
 

@@ -42,13 +42,14 @@ from equipoise import (
     Standard,
     Step,
 )
+from equipoise.data.augment import Normalisation
 from equipoise.data.images import Images
 from equipoise.data.ragged import Ragged
 from equipoise.data.randomness import generator
 from equipoise.engine.cuda_graph import ENGINES, prepare
 from equipoise.engine.device import use_device
 from equipoise.engine.gpu import get_peak_memory, get_recent_peak_memory
-from equipoise.engine.pixels import augment
+from equipoise.engine.pixels import augment, cut, cut_normalised, settle
 from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net, place
 from equipoise.losses import distillation
@@ -341,6 +342,16 @@ def test_images_are_cut_and_resized_as_on_a_cpu(side: int) -> None:
         plain = crop(x, which[part], drawn[part])
         assert ours.stride() == plain.stride()
         assert (ours.cpu().int() - plain.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_come_normalised_as_by_the_net(dtype: torch.dtype) -> None:
+    x, crop, which = draw_sizes(64, 400).to("cuda"), ResizedCrop(84, brightness=0.25), torch.arange(64, device="cuda")
+    boxes = settle(crop, x, which[None], crop.draw((1, 64), generator(0, "draws", device="cuda")))[0]
+    mean, std = torch.tensor([[123.7, 116.3, 103.5], [58.4, 57.1, 57.4]], device="cuda")
+    ours = cut_normalised(crop, x, which, boxes, Normalisation(mean, std, dtype))
+    by_net = ((cut(crop, x, which, boxes).float() - mean[:, None, None]) / std[:, None, None]).to(dtype)
+    assert torch.equal(ours, by_net) and ours.stride() == by_net.stride()
 
 
 def test_steps_on_images_of_different_sizes_are_recorded_too(settled: None) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from equipoise import Crop, ResizedCrop, UsageError
-from equipoise.data.augment import FINE, read_augment
+from equipoise import Crop, ILBaseline, Learner, Method, Recipe, ResizedCrop, UsageError
+from equipoise.data.augment import FINE, Normalisation, read_augment
 from equipoise.data.images import Images, join_images, measure_channels
 from equipoise.data.ragged import Ragged
 from equipoise.data.randomness import generator
 from equipoise.data.resize import find_centres, resize, see_centre
+from equipoise.engine import batches, pixels, stand_ins
+from equipoise.engine.pixels import cut_normalised, settle
 from equipoise.settings import to_plain
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "shared" / "data" / "imagenet-sample"
@@ -233,6 +236,8 @@ def test_labelled_images_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> 
 
 # Our kernel
 
+SIZES = torch.tensor([[24, 20], [20, 24], [24, 20], [20, 24], [20, 24]])
+
 
 @pytest.fixture
 def interpreted() -> Iterator[None]:
@@ -274,3 +279,62 @@ def test_our_kernel_is_within_a_level_of_it() -> None:
     around[:1000], around[-1000:] = 255 - around[:1000], 255 - around[-1000:]
     assert torch.equal(crop(x, which, drawn, fast), before), "what is around the images is not read"
     assert farthest(see_centre(x, which[:2], fast), see_centre(x, which[:2])) <= 1
+
+
+@pytest.mark.xdist_group("kernels")
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("brightness", [0.0, 0.5])
+def test_our_kernel_normalises_to_the_same_bits(dtype: torch.dtype, brightness: float) -> None:
+    """As the net itself does, from grey levels that are rounded before, and made brighter or darker before that."""
+    from equipoise.engine.kernels.resize import resize as fast
+
+    side, gen = 9, generator(0, "kernel")
+    x = Ragged.pack(torch.randint(0, 256, (5 * 3 * 24 * 20,), dtype=torch.uint8, generator=gen), SIZES, side)
+    crop, which = ResizedCrop(side, brightness=brightness), torch.randint(0, 5, (4,), generator=gen)
+    boxes = settle(crop, x, which[None], crop.draw((1, 4), gen))[0]
+    mean, std = torch.tensor([123.7, 116.3, 103.5]), torch.tensor([58.4, 57.1, 57.4])
+    ours = cut_normalised(crop, x, which, boxes, Normalisation(mean, std, dtype))
+    plain = crop.cut(x, which, boxes, fast)
+    by_net = (plain.float() - mean[:, None, None]) / std[:, None, None]
+    if dtype == torch.bfloat16:  # a GPU rounds to the nearest (test_gpu.py), the interpreter towards 0
+        by_net = (by_net.view(torch.int32) & ~0xFFFF).view(torch.float32)
+    assert torch.equal(ours, by_net.to(dtype)) and ours.dtype == dtype and ours.stride() == by_net.stride()
+    assert ours.std() > 0.5 and (len(plain.unique()) > 50)
+
+
+class Rotated(ILBaseline):
+    def views(self, x: Tensor) -> Tensor:
+        return x.rot90(2, (2, 3))
+
+
+@pytest.mark.xdist_group("kernels")
+@pytest.mark.usefixtures("interpreted")
+def test_training_is_the_same_where_the_kernel_normalises(monkeypatch: pytest.MonkeyPatch) -> None:
+    gen = generator(0, "images")
+    x = Ragged.pack(torch.randint(0, 256, (5 * 3 * 24 * 20,), dtype=torch.uint8, generator=gen), SIZES)
+    data = Images(x, torch.tensor([0, 1, 0, 1, 2]))
+    cut: list[torch.dtype] = []
+
+    def note(*given: Any) -> Tensor:
+        cut.append((found := cut_normalised(*given)).dtype)
+        return found
+
+    monkeypatch.setattr(batches, "cut_normalised", note)
+    monkeypatch.setattr(pixels, "has_resize_kernel", lambda device: True)
+
+    def learn(method: Method, here: bool) -> dict[str, Tensor]:
+        monkeypatch.setattr(stand_ins, "has_resize_kernel", lambda device: here)
+        crop, recipe = ResizedCrop(17, brightness=0.2), Recipe(epochs=1, batch=2)
+        learner = Learner(method, 1, recipe=recipe, augment=crop, precision="fp32", device="cpu")
+        net = learner.learn(data, range(2)).learn(data, range(2, 3)).state_.net
+        assert net is not None
+        return net.state_dict()
+
+    plain = learn(ILBaseline(), False)
+    assert cut == []
+    ours = learn(ILBaseline(), True)
+    assert set(cut) == {torch.float32} and all(torch.equal(ours[name], plain[name]) for name in plain)
+    cut.clear()
+    learn(Rotated(), True)
+    assert cut == [], "a method makes copies of images as they are"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,8 +77,13 @@ class Crop:
 
 def change_brightness(x: Tensor, most: float, drawn: Tensor) -> Tensor:
     """Multiply each image by a factor from 1 − most to 1 + most, by a number drawn from 0 to FINE."""
-    factor = 1 + most * (2 * drawn / FINE - 1)
+    factor = find_factors(most, drawn)
     return (x * factor[:, None, None, None]).clamp(max=255).to(x.dtype)  # rounds towards 0, like Pillow
+
+
+def find_factors(most: float, drawn: Tensor) -> Tensor:
+    """Factors from 1 − most to 1 + most, by numbers drawn from 0 to FINE."""
+    return 1 + most * (2 * drawn / FINE - 1)
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,14 @@ class ResizedCrop:
         largest = math.ceil((x.largest + 0.5) * widest + 0.5)  # sides are rounded
         squares = resize(x, which, boxes, self.size, largest)
         return change_brightness(squares, self.brightness, boxes[:, -1]) if self.brightness else squares
+
+
+class Normalisation(NamedTuple):
+    """How a net normalises its images: (x − mean) / std of each channel, as this type."""
+
+    mean: Tensor
+    std: Tensor
+    dtype: torch.dtype
 
 
 Augment = Crop | ResizedCrop

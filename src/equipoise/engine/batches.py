@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..data.augment import Augment, AugmentedEpoch
+from ..data.augment import Augment, AugmentedEpoch, Normalisation
 from ..data.images import Images
 from ..nets import Net
 from ..step import Embed, More, Step
-from .pixels import count_numbers, cut, settle
+from .pixels import count_numbers, cut, cut_normalised, settle
 
 Order = Callable[[int], Tensor]
 """positions of the images of the k-th epoch"""
@@ -30,6 +30,8 @@ class Table:
         count = count_numbers(crop, images.x)
         self.settled = self.drawn.new_zeros(most, size, count) if count else self.drawn
         self.at = torch.zeros(1, dtype=torch.long, device=device)
+        self.normalisation: Normalisation | None = None
+        """if set, the images come normalised"""
 
     def lay_out(self, batches: Tensor, drawn: Tensor) -> None:
         """Set the next batches: positions (batches, size) and random numbers."""
@@ -44,6 +46,9 @@ class Table:
         which = self.which.index_select(0, self.at)[0]
         settled = self.settled.index_select(0, self.at)[0]
         self.at += 1
+        if self.normalisation is not None:
+            x = cut_normalised(self.crop, self.images.x, which, settled, self.normalisation)
+            return x, self.images.y[which]
         return cut(self.crop, self.images.x, which, settled), self.images.y[which]
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from ..data.augment import Augment, AugmentedEpoch, ResizedCrop
+from ..data.augment import Augment, AugmentedEpoch, Normalisation, ResizedCrop, find_factors
 from ..data.ragged import Ragged
 from ..data.resize import Resize, resize, see_centre
 
@@ -49,6 +49,15 @@ def cut(crop: Augment, x: Tensor | Ragged, which: Tensor, settled: Tensor) -> Te
     return augment(crop, x, which, settled)
 
 
+def cut_normalised(crop: Augment, x: Tensor | Ragged, which: Tensor, settled: Tensor, to: Normalisation) -> Tensor:
+    """What `cut` gives, normalised: in one kernel, which writes every pixel once."""
+    from .kernels.resize import resize_normalised
+
+    assert isinstance(crop, ResizedCrop) and isinstance(x, Ragged)
+    factors = find_factors(crop.brightness, settled[:, -1]) if crop.brightness else None
+    return resize_normalised(x, which, settled, crop.size, to, factors)
+
+
 def take(x: Tensor | Ragged, where: Tensor | AugmentedEpoch | None, part: slice, device: torch.device) -> Tensor:
     """A part of images x, of those at the positions `where` or of those of an epoch: uint8, on this device."""
     if isinstance(where, AugmentedEpoch):
@@ -64,11 +73,16 @@ def take(x: Tensor | Ragged, where: Tensor | AugmentedEpoch | None, part: slice,
 
 def choose_resize(device: torch.device) -> Resize:
     """How images are resized on a device: by our own kernel where there is Triton."""
-    if device.type == "cuda" and has_triton():
+    if has_resize_kernel(device):
         from .kernels.resize import resize as fast
 
         return fast
     return resize
+
+
+def has_resize_kernel(device: torch.device) -> bool:
+    """Whether our own kernel resizes images on this device."""
+    return device.type == "cuda" and has_triton()
 
 
 @functools.cache

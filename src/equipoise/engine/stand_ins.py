@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from ..data.augment import Augment, Normalisation, ResizedCrop
+from ..data.ragged import Ragged
 from ..method import Method
 from ..nets import Features
-from ..nets.backbones import RESIDUAL, Backbone, ScaledConv2d
+from ..nets.backbones import RESIDUAL, Backbone, Residual, ScaledConv2d
 from ..step import Step
 from .cuda_graph import Engine, UnfitError
+from .pixels import has_resize_kernel
 
 
 def replace_features(engine: Engine, s: Step, bf16: bool, method: Method) -> tuple[Features | None, Features | None]:
@@ -26,6 +29,25 @@ def replace_features(engine: Engine, s: Step, bf16: bool, method: Method) -> tup
         net = Training(s.net) if s.net.training else Frozen(s.net)
         return net, None if s.teacher is None else Frozen(s.teacher)
     return None, None
+
+
+def get_backbones(engine: Engine, s: Step) -> tuple[Features, Features | None]:
+    """Functions that replace the features of the net and of its teacher, where images come normalised."""
+    wrap = torch.compile if engine == "compiled" else lambda backbone: backbone
+    return wrap(s.net.backbone), None if s.teacher is None else wrap(s.teacher.backbone)
+
+
+def find_normalisation(engine: Engine, s: Step, crop: Augment, bf16: bool, method: Method) -> Normalisation | None:
+    """How the kernel that cuts images out normalises them too, as the net would; None where it does not.
+
+    It does so only for backbones of ours, which begin by a convolution, and methods that use images as they come.
+    """
+    cuts = type(crop) is ResizedCrop and isinstance(s.images.x, Ragged) and has_resize_kernel(s.n.device)
+    if not cuts or engine == "fused" or not isinstance(s.net.backbone, Residual):
+        return None
+    if method.overrides("views") or method.overrides("more"):
+        return None
+    return Normalisation(s.net.mean.flatten(), s.net.std.flatten(), torch.bfloat16 if bf16 else s.net.mean.dtype)
 
 
 def explain_unfit(s: Step, bf16: bool, method: Method) -> str | None:

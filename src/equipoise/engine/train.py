@@ -24,7 +24,7 @@ from .batches import Batches, SecondStream, Table, join_batches, remember_epoch,
 from .cuda_graph import Engine, SideStream, prepare
 from .gpu import get_recent_peak_memory, reset_peak_memory
 from .sgd import Weights, compute_gradient, select_weights, sgd_
-from .stand_ins import replace_features
+from .stand_ins import find_normalisation, get_backbones, replace_features
 
 
 class Epoch(NamedTuple):
@@ -150,12 +150,7 @@ class Training:
         s.net.train(stage.batch_norm == "train")
 
     def _make_batches(
-        self,
-        purpose: str,
-        size: int,
-        order: Callable[[torch.Generator], Tensor],
-        augment: str = "augment",
-        most: int = 0,
+        self, purpose: str, size: int, order: Callable[[torch.Generator], Tensor], drawn: str = "augment", most: int = 0
     ) -> Batches:
         seed, t, crop, device = self.on.seed, self.s.t, self.on.crop, self.device
         return Batches(
@@ -163,7 +158,7 @@ class Training:
             crop,
             size,
             lambda k: order(generator(seed, t, purpose, "order", k, device=device)),
-            lambda shape, k: crop.draw(shape, generator(seed, t, purpose, augment, k, device=device)),
+            lambda shape, k: crop.draw(shape, generator(seed, t, purpose, drawn, k, device=device)),
             most,
         )
 
@@ -247,7 +242,12 @@ class Training:
 
     def make_steps(self, engine: Engine) -> list[Callable[[], None]]:
         """A step for each source; with Meta also one for each that updates α."""
+        to = find_normalisation(engine, self.s, self.on.crop, self.on.bf16, self.method)
+        for source in self.sources:
+            source.normalisation = to
         student, teacher = replace_features(engine, self.s, self.on.bf16, self.method)
+        if to is not None:
+            student, teacher = get_backbones(engine, self.s)
         kinds = [False] if self.adapt is None else [False, True]
         ahead = student if engine == "fused" else None  # compiled features use the net's own weights only
         both = range(len(self.sources))

@@ -2,7 +2,8 @@
 
 A program computes neighbouring pixels of one square, each from the pixels of the image that its filter covers: four
 where an image grows, about nine where half of a side is lost. An image is read from memory about once, since neighbours
-share what they read. Nothing is written in between.
+share what they read. Nothing is written in between. The same kernel can change brightness and normalise, from grey
+levels rounded as before: the same bits as in three passes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...data.augment import Normalisation
 from ...data.ragged import Ragged
 from .launch import launch
 
@@ -23,16 +25,50 @@ WARPS = 4
 def resize(x: Ragged, which: Tensor, boxes: Tensor, side: int, largest: int) -> Tensor:
     """Cut boxes out of images, mirror them and resize them to squares (n, 3, side, side), uint8, channels last."""
     out = torch.empty(len(which), side, side, 3, dtype=torch.uint8, device=which.device)
-    tiles = -(-side * side // PIXELS)
-    launch(
-        resize_boxes, (len(which) * tiles,), x.pixels, x.start.contiguous(), x.size.contiguous(), which.contiguous(),
-        boxes.contiguous(), boxes.shape[1], out, side, PIXELS=PIXELS, num_warps=WARPS,
-    )  # fmt: skip
+    launch_resize(x, which, boxes, out, None, None)
     return out.permute(0, 3, 1, 2)
 
 
+def resize_normalised(
+    x: Ragged, which: Tensor, boxes: Tensor, side: int, to: Normalisation, factors: Tensor | None
+) -> Tensor:
+    """The same squares, normalised; each image's brightness changed by a factor before, if there are `factors` (n,)."""
+    out = torch.empty(len(which), side, side, 3, dtype=to.dtype, device=which.device)
+    launch_resize(x, which, boxes, out, to, factors)
+    return out.permute(0, 3, 1, 2)
+
+
+def launch_resize(
+    x: Ragged, which: Tensor, boxes: Tensor, out: Tensor, to: Normalisation | None, factors: Tensor | None
+) -> None:
+    """Write the squares to `out` (n, side, side, 3)."""
+    side = out.shape[1]
+    tiles = -(-side * side // PIXELS)
+    mean, std = (out, out) if to is None else (to.mean, to.std)  # what is not used is any tensor
+    launch(
+        resize_boxes, (len(which) * tiles,), x.pixels, x.start.contiguous(), x.size.contiguous(), which.contiguous(),
+        boxes.contiguous(), boxes.shape[1], out if factors is None else factors, mean, std, out, side,
+        BRIGHTEN=factors is not None, NORMALISE=to is not None, PIXELS=PIXELS, num_warps=WARPS,
+    )  # fmt: skip
+
+
 @triton.jit
-def resize_boxes(x, starts, sizes, which, boxes, numbers, out, side, PIXELS: tl.constexpr):
+def finish(level, channel, factor, mean, std, BRIGHTEN: tl.constexpr, NORMALISE: tl.constexpr):
+    """A pixel of a channel as it is written, of its mean before rounding."""
+    level = (level + 0.5).to(tl.uint8)
+    if BRIGHTEN:
+        level = tl.minimum(level.to(tl.float32) * factor, 255.0).to(tl.uint8)
+    if NORMALISE:
+        return tl.div_rn(level.to(tl.float32) - tl.load(mean + channel), tl.load(std + channel))
+    else:  # the compiler wants one type
+        return level
+
+
+@triton.jit
+def resize_boxes(
+    x, starts, sizes, which, boxes, numbers, factors, mean, std, out, side,
+    BRIGHTEN: tl.constexpr, NORMALISE: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
     """out[i] = the box boxes[i] = (top, left, height, width, mirror, ...), `numbers` in all, of the image which[i]."""
     tiles = tl.cdiv(side * side, PIXELS)
     i = (tl.program_id(0) // tiles).to(tl.int64)
@@ -72,7 +108,8 @@ def resize_boxes(x, starts, sizes, which, boxes, numbers, out, side, PIXELS: tl.
             blue += weight * tl.load(pixel + 2, some, 0).to(tl.float32)
             total += weight
     total = tl.where(ok, total, 1.0)
+    factor = tl.load(factors + i) if BRIGHTEN else 1.0
     to = out + 3 * (i * side * side + p)
-    tl.store(to, (red / total + 0.5).to(tl.uint8), ok)
-    tl.store(to + 1, (green / total + 0.5).to(tl.uint8), ok)
-    tl.store(to + 2, (blue / total + 0.5).to(tl.uint8), ok)
+    tl.store(to, finish(red / total, 0, factor, mean, std, BRIGHTEN, NORMALISE), ok)
+    tl.store(to + 1, finish(green / total, 1, factor, mean, std, BRIGHTEN, NORMALISE), ok)
+    tl.store(to + 2, finish(blue / total, 2, factor, mean, std, BRIGHTEN, NORMALISE), ok)
