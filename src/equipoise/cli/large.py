@@ -18,13 +18,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..data.augment import ResizedCrop
+from ..data.augment import Normalisation, ResizedCrop
 from ..data.images import Images
 from ..data.ragged import Ragged
 from ..data.randomness import generator
 from ..engine.cuda_graph import Engine, capture_step
 from ..engine.device import use_device
-from ..engine.pixels import cut, settle
+from ..engine.pixels import cut, cut_normalised, has_resize_kernel, settle
 from ..engine.train import Callbacks, Conditions, Epoch, Position, fit
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
@@ -33,7 +33,7 @@ from ..remedies import Balanced
 from ..runs.environment import describe_hardware, list_versions
 from ..step import Stage, plan_for
 from .reproduce import match_rows
-from .speed import ALL, Setting, count_work, make_step, measure_limits
+from .speed import ALL, MEAN, STD, Setting, count_work, make_step, measure_limits
 
 STORED = 4096
 """different images on the device: far more than a cache holds, and a gigabyte at 224 pixels"""
@@ -155,19 +155,27 @@ def measure_training(
 
 
 def measure_crop(on: Setting, images: Images) -> dict[str, Any]:
-    """The crop of twenty different batches, one after the other; on a GPU they are one graph, as within a step."""
+    """The crop of twenty different batches, one after the other; on a GPU they are one graph, as within a step.
+
+    They come as in training: on a GPU normalised, in its precision, else as grey levels.
+    """
     size, gen = images.x.shape[2], generator(0, "crop", device=on.device)
     crop, x = ResizedCrop(size), images.x
     which = torch.randint(0, len(images), (20, on.batch), generator=gen, device=on.device)
     boxes = settle(crop, x, which, crop.draw((20, on.batch), gen))
 
+    to = None
+    if has_resize_kernel(on.device):
+        to = Normalisation(MEAN.to(on.device), STD.to(on.device), torch.bfloat16 if on.bf16 else torch.float32)
+
     def cut_all() -> None:
         for k in range(20):
-            cut(crop, x, which[k], boxes[k])
+            cut(crop, x, which[k], boxes[k]) if to is None else cut_normalised(crop, x, which[k], boxes[k], to)
 
     cuts = capture_step(cut_all, []) if on.device.type == "cuda" else cut_all
     seconds = time_calls(cuts, on.device) / 20 / on.batch
-    moved = 3 * boxes[..., 2].mul(boxes[..., 3]).double().mean().item() + 3 * size**2
+    moved = 3 * boxes[..., 2].mul(boxes[..., 3]).double().mean().item()
+    moved += 3 * size**2 * (1 if to is None else to.dtype.itemsize)
     return {
         "images_per_second": 1 / seconds,
         "microseconds_per_batch": 1e6 * seconds * on.batch,
