@@ -8,8 +8,9 @@ BIN    := $(VENV)/bin
 demo: install
 	$(BIN)/equipoise demo --out demo
 
+# A file's tests run in one process, which makes what they share once.
 test: install lint types
-	$(BIN)/pytest -n 2 --dist loadgroup -m 'not results'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not results'
 
 # README's tables, the committed report and what is claimed of the records, against the records.
 results: install

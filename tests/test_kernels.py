@@ -27,8 +27,6 @@ from triton.runtime.jit import JITFunction
 
 from equipoise.engine.kernels import resnet32, triton
 
-pytestmark = pytest.mark.xdist_group("kernels")  # all in one process: each pair of nets is run once
-
 REPLICAS, WIDEST = triton.REPLICAS.value, triton.WIDEST.value
 FORWARD, BACKWARD = triton.FORWARD.value, triton.BACKWARD.value
 TILE = 16  # rows; no number of pixels below is a multiple, so that the last tile is never full

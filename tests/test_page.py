@@ -24,7 +24,6 @@ from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with its chromedriver here")
-pytestmark = pytest.mark.xdist_group("browser")  # all in one process, which shares its browser
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script><img src=x onerror='hacked=1'> <!-- & \"q\" 'q' [0] {{js}} ]]> \\u003c"

@@ -33,8 +33,6 @@ from equipoise.report.series import chart_relaxations, list_points
 from equipoise.report.tables import make_grid, show_cell
 from equipoise.runs.settings import Data, Protocol, Run
 
-pytestmark = pytest.mark.xdist_group("report")  # all in one process: its fixtures are made once
-
 RESULTS = Path(__file__).parent.parent / "results"
 
 

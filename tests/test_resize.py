@@ -259,7 +259,6 @@ def interpreted() -> Iterator[None]:
         yield
 
 
-@pytest.mark.xdist_group("kernels")
 @pytest.mark.usefixtures("interpreted")
 def test_our_kernel_is_within_a_level_of_it() -> None:
     """Boxes that grow and that shrink, mirrored or not, at the edge of memory, and images seen as they are."""

@@ -20,7 +20,7 @@ from equipoise.report.claims import judge_claims, write_claims
 from equipoise.report.collect import collect_data
 from equipoise.report.tables import make_grid
 
-pytestmark = [pytest.mark.results, pytest.mark.xdist_group("results")]  # in one process: the report is made once
+pytestmark = pytest.mark.results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"

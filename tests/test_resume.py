@@ -40,8 +40,6 @@ from equipoise.runs.record import read_result
 from equipoise.runs.run import run as run_on
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 
-pytestmark = pytest.mark.xdist_group("resume")  # all in one process, which shares the zygote and the straight runs
-
 SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitting_", "evaluating_", "saving_")}
 TIMES = SECONDS | {"images_per_second"}
 EPOCHS = 4

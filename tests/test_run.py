@@ -814,22 +814,16 @@ def keys_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Keys]:
     return keys
 
 
-with_keys = pytest.mark.xdist_group("keys")  # all in one process: they are computed once
-
-
-@with_keys
 def test_what_computes_nothing_leaves_shared_steps_alone(keys_by: dict[str, Keys]) -> None:
     assert keys_by["nothing"] == keys_by["words"] == keys_by["as it is"]
 
 
-@with_keys
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_computes_changes_all_keys(name: str, keys_by: dict[str, Keys]) -> None:
     for of, before in keys_by["as it is"].items():
         assert not set(keys_by[name][of]) & set(before), of
 
 
-@with_keys
 def test_the_file_of_a_method_changes_its_own_keys(keys_by: dict[str, Keys]) -> None:
     keys, before = dict(keys_by["methods/lucir"]), dict(keys_by["as it is"])
     assert not set(keys.pop("lucirstandard")) & set(before.pop("lucirstandard"))
