@@ -22,10 +22,15 @@ from equipoise.cli.speed import (
     make_step,
     run_our_loop,
 )
+from equipoise.cli.systems import list_methods, prepare_step
 from equipoise.data.ragged import Ragged
 from equipoise.errors import UsageError
+from equipoise.methods import find_built_in
 from equipoise.methods.il_baseline import ILBaseline
+from equipoise.methods.spb import SPB
+from equipoise.methods.ss_il import SSIL
 from equipoise.remedies import Balanced
+from equipoise.step import Stage
 
 
 def test_flops_are_those_of_resnet_32_counted_by_hand() -> None:
@@ -150,6 +155,52 @@ def test_training_on_large_images_is_measured(tmp_path: Path, capsys: pytest.Cap
     assert run_command([*words, "--limit", "1e-9"]) == 0
     assert "crop: left out, 0 seconds are over" in capsys.readouterr().out
     assert run_command(["bench", "--rows", "crop"]) == 2
-    assert "--rows chooses among the rows for large images: add --size 224" in capsys.readouterr().err
+    assert (
+        "--rows chooses among the rows for large images or of methods: add --size 224 or --methods"
+        in capsys.readouterr().err
+    )
     assert run_command(["bench", "--size", "32"]) == 2
     assert "size must be" in capsys.readouterr().err
+
+
+# Methods
+
+
+def test_every_method_that_trains_with_a_teacher_has_a_row() -> None:
+    rows = list_methods(None)
+    without = {"fine-tuning", "joint", "ncm", "slda"}
+    assert {method.name for method in rows.values()} == find_built_in().keys() - without
+    assert next(iter(rows)) == "il-baseline" and {"dde, lucir", "dde, podnet", "mnemonics, icarl"} <= rows.keys()
+    assert list(list_methods("dde, podnet")) == ["dde, podnet"] and len(list_methods("dde, spb-?")) == 4
+    costs = [method.cost for method in rows.values()]
+    assert costs == sorted(costs)
+
+
+def test_a_method_is_measured_in_a_step_as_of_cifar_100() -> None:
+    on = Setting(torch.device("cpu"), False, 25_600, 128)
+    before = prepare_step(SSIL(), on)
+    plan = before.plan
+    assert (plan.t, plan.sizes, plan.m, plan.keep) == (1, (50, 10), 20, 20)
+    assert plan.counts == (20,) * 50 + (500,) * 10 and (len(before.data), len(before.memory)) == (5000, 1000)
+    (train, _) = before.stages
+    assert isinstance(train, Stage) and (train.recipe.batch, train.recipe.lr) == (160, 0.05)
+    alone = prepare_step(SPB(), on)
+    assert (alone.plan.m, alone.plan.keep, len(alone.memory)) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("forked")
+def test_methods_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "methods.json"
+    words = ["bench", "--methods", "--images", "32", "--batch", "16", "--device", "cpu"]
+    assert run_command([*words, "--rows", "il-baseline, geodl", "--out", str(out)]) == 0
+    record, said = json.loads(out.read_text()), capsys.readouterr().out
+    first, second = record["rows"]
+    assert (first["row"], second["row"]) == ("il-baseline", "geodl") and first["cost"] == 1
+    assert second["cost"] == pytest.approx(first["images_per_second"] / second["images_per_second"])
+    for row in record["rows"]:
+        assert (row["engine"], row["kept"], row["batch"]) == ("eager", 2, 16)
+        assert row["images_in_an_epoch"] == 120 and f"{row['images_per_second']:,.0f}" in said
+    assert run_command([*words, "--size", "224"]) == 2
+    assert "--methods trains on images of CIFAR's size: remove --size" in capsys.readouterr().err
+    assert run_command([*words, "--limit", "1e-9"]) == 0
+    assert "spb-m: left out, 0 seconds are over" in capsys.readouterr().out

@@ -128,17 +128,20 @@ class Bench:
     size: int | None = None
     """train ResNet-18 and PODNet's ResNet-18 on crops of this size, 224 as of ImageNet, out of larger images that lie
     on the device (default: ResNet-32 on images of CIFAR's size)"""
+    methods: bool = False
+    """train every method in a step after the base step, with a teacher and 20 images of each class in memory"""
     rows: str | None = None
-    """with --size: only rows of these names (crop), patterns (podnet*) or parts of names (compiled), with commas
-    (default: all)"""
+    """with --size or --methods: only rows of these names (crop), patterns (podnet*) or parts of names (compiled), with
+    commas (default: all)"""
     limit: float = 600
-    """with --size: no row begins after so many seconds"""
+    """with --size or --methods: no row begins after so many seconds"""
     images: int | None = None
-    """images in an epoch; each row trains three, the first to warm up (default: 25,600 on a GPU, 256 on a CPU)"""
+    """images in an epoch; each row trains three, the first to warm up (default: 25,600 on a GPU, 256 on a CPU). With
+    --methods an epoch has at most 6,000, and there are more of them"""
     batch: int = 128
     """images in a batch"""
     packed: tuple[int, ...] = (2, 4, 8)
-    """how many runs at once; with --size, one"""
+    """how many runs at once; with --size or --methods, one"""
     device: str = "auto"
     """auto, cpu or cuda"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -149,6 +152,8 @@ class Bench:
     def __post_init__(self) -> None:
         check("batch", self.batch, least=2, whole=True)
         check("limit", self.limit, above=0)
+        if self.methods and self.size is not None:
+            raise UsageError("--methods trains on images of CIFAR's size: remove --size")
         if self.size is not None:  # smaller images have other nets
             check("size", self.size, least=65, most=2**12, whole=True)
         for k in self.packed:

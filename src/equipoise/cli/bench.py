@@ -20,13 +20,14 @@ from ..runs.mps import run_mps
 from .arguments import Bench
 from .large import measure_large, print_large
 from .speed import Row, Setting, count_work, list_rows, measure, measure_limits
+from .systems import measure_methods, print_methods
 
 
 def do_bench(f: Bench) -> None:
     """Measure images a second on this machine: a usual DataLoader loop, and ours with each engine."""
     device = resolve_device(f.device)
-    if f.size is None and f.rows is not None:
-        raise UsageError("--rows chooses among the rows for large images: add --size 224")
+    if f.size is None and not f.methods and f.rows is not None:
+        raise UsageError("--rows chooses among the rows for large images or of methods: add --size 224 or --methods")
     images = (25_600 if device.type == "cuda" else 256) if f.images is None else f.images
     check("images", images, least=2 * f.batch, whole=True)
     if f.out is not None:  # before a minute is spent
@@ -36,12 +37,15 @@ def do_bench(f: Bench) -> None:
         if f.out.is_dir():
             raise UsageError(f"--out {f.out} is a folder: name a file")
     console, on = make_console(), Setting(device, resolve_precision(f.precision, device), images, f.batch)
-    if f.size is None:
-        record = measure_all(on, f.packed, console)
-        print_record(record, console)
-    else:
+    if f.methods:
+        record = measure_methods(on, f.rows, f.limit, console)
+        print_methods(record, console)
+    elif f.size is not None:
         record = measure_large(on, f.size, f.rows, f.limit, console)
         print_large(record, console)
+    else:
+        record = measure_all(on, f.packed, console)
+        print_record(record, console)
     if f.out is not None:
         write_json(f.out, record)
         print(f"recorded in {f.out}")
