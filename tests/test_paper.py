@@ -49,7 +49,7 @@ def every_run() -> list[Run]:
 
 
 def resolved(run: Run) -> Run:
-    return resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
+    return resolve(run, len(COUNTS[run.data.name]), run.data.shape)
 
 
 def our_name(name: str) -> str:
@@ -97,8 +97,8 @@ def test_every_number_is_the_papers() -> None:
 
 
 def test_a_command_asks_for_the_run_that_it_is_of() -> None:
-    runs = [r for r in every_run() if r.data.name in SHAPES]
-    assert len(runs) > 100
+    runs = every_run()
+    assert {r.data.name for r in runs} == {*SHAPES} and len(runs) > 200
     protocol = Protocol(4, 3, order="natural", memory="total:40", select="random")
     odd = Run(ILBaseline(Meta(every=3, count="all"), T=4.0), Data("digits"), protocol, seed=7)
     odd = replace(odd, recipe=Recipe(epochs=3, milestones=(0.5, 0.75), batch=16))
@@ -451,8 +451,16 @@ def test_a_failing_run_is_named_at_the_end_and_blocks_nothing(
         (["table1", "--dataset", "cifar10"], 2, "did you mean 'cifar100'"),
         (["table2", "--dataset", "cifar100"], 2, "table2 has nothing on cifar100"),
         (["table1", "--rows", ","], 2, "names no row"),
-        (["table2"], 1, "cannot load imagenet"),
-        (["table1", "--dataset", "imagenet"], 1, "cannot load imagenet"),
+        (["table2"], 2, "need the images of ImageNet, which no download gives: name their folder: --data"),
+        (["table1", "--dataset", "imagenet"], 2, "name their folder: --data"),
+        (
+            ["table1", "--dataset", "imagenet", "--data", "nowhere"],
+            1,
+            "nowhere does not exist: name the one",
+        ),
+        (["table2", "--dry-run", "--data", "nowhere"], 1, "nowhere does not exist"),
+        (["table6", "--subset", "seed1993"], 2, "--subset belongs to --dataset imagenet-subset"),
+        (["claims", "--dataset", "imagenet-subset", "--subset", "seed1993"], 2, "leave out --subset"),
         (["table1", "--seeds", "0"], 2, "seeds must be a whole number of 1 or more"),
         (["table1", "--dataset", "digits", "--workers", "0"], 2, "workers must be 1 or more"),
         (["table1", "--dataset", "digits", "--device", "gpu"], 2, "device"),

@@ -32,6 +32,9 @@ class Paper:
     order"""
     dataset: str | None = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes (default: all)"""
+    subset: Literal["first100", "seed1993"] | None = None
+    """definition of ImageNet-Subset: the first 100 classes in sorted order, or those drawn with NumPy's seed 1993
+    (default: first100)"""
     rows: str | None = None
     """only rows of these names (podnet), patterns (podnet*) or parts of names (balanced), with commas (default: all)"""
     seeds: int | None = None
@@ -49,13 +52,14 @@ class Paper:
     commands: bool = False
     """print the command of each cell below its table; in CSV it has a column anyway"""
     workers: int | None = None
-    """runs at a time (default: 4 for each GPU, else one for each core)"""
+    """runs at a time (default: 4 for each GPU, else one for each core; of ImageNet one)"""
     minutes: float | None = None
     """start no run after so many minutes; those that were started are finished (default: no limit)"""
     device: str = "auto"
     """auto, cpu or cuda"""
     data: Path | None = None
-    """folder with the data set's files (default: $EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download)"""
+    """folder with the data set's files; for ImageNet, that of its images, or what was packed of them
+    (default: $EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download; ImageNet has none)"""
     store: str | None = None
     """folder where steps are shared with other runs; `none` to share none
     (default: $EQUIPOISE_STORE or ~/.cache/equipoise/store)"""

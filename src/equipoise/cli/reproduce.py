@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +16,14 @@ from rich.console import Console
 from rich.table import Table as Rich
 
 from .. import paper
-from ..errors import RunError, UsageError, format_count, make_unknown_error
+from ..errors import UsageError, format_count, make_unknown_error
 from ..paper import Table
 from ..paper.claims import CLAIMS, find_cells, restrict_tables
 from ..paper.match import (
     NONE,
     Records,
     fill,
-    find_missing_data,
+    find_images_needed,
     find_missing_runs,
     identify_run,
     list_runs,
@@ -38,6 +39,7 @@ from ..runs.progress import QueueWatch, duration
 from ..runs.run import run as run_one
 from ..runs.settings import Machine, Run
 from ..runs.workers import Local
+from .imagenet import list_cell_runs
 
 FORMATS = {"markdown": grid.render_markdown, "latex": grid.render_latex}
 
@@ -96,33 +98,41 @@ def match_rows(words: str, known: Sequence[str]) -> set[str]:
     return matched
 
 
-def list_missing_data(tables: Sequence[Table]) -> list[str]:
-    """The data sets of these tables that cannot be loaded."""
-    runs = [cell.run for table in tables for row in table.rows for cell in row.cells if cell.run is not None]
-    return sorted({name for run in runs if (name := find_missing_data(run)) is not None})
-
-
 def read_results(folder: Path) -> Records:
     """The records of a folder; none if it does not exist."""
     return load_records(folder) if folder.exists() else NONE
 
 
-def print_overview(tables: Sequence[Table], folder: Path, seeds: int, device: str | None, console: Console) -> None:
+class Wanted(NamedTuple):
+    """What is to be recorded."""
+
+    tables: Sequence[Table]
+    seeds: int
+    folders: bool
+    """whether cells on ImageNet are"""
+
+    def list_runs(self, table: Table) -> list[Run]:
+        """The runs of one of the tables."""
+        return list_runs([table], self.seeds, self.folders)
+
+
+def print_overview(wanted: Wanted, folder: Path, device: str | None, console: Console) -> None:
     """Print all tables and figures with their numbers of runs and, given a device, the time of the missing ones."""
+    seeds = wanted.seeds
     records = read_results(folder)
     made = Rich(box=box.SIMPLE_HEAD, title=f"The paper's tables and figures, {format_count(seeds, 'seed')} of each run")
     time = () if device is None else ("one at a time",)
     for name in ("name", "what", "runs", "recorded", "missing", *time, "not here"):
         made.add_column(name, justify="left" if name in ("name", "what", "not here") else "right")
-    for table in tables:
-        runs = list_runs([table], seeds)
+    for table in wanted.tables:
+        runs = wanted.list_runs(table)
         left = find_missing_runs(runs, records, table.alone, table.look > 0)
         numbers = [str(count) for count in (len(runs), len(runs) - len(left), len(left))]
         if device is not None:  # an estimate takes measuring, which takes a minute or two the first time
             seconds = estimate.estimate(left, device, print_note, shared=Way(table.look, table.alone).shared).seconds
             numbers.append(duration(seconds) if left else "–")
-        others = {cell.run for row in table.rows for cell in row.cells if cell.run and find_missing_data(cell.run)}
-        needs = f"{len(others) * seeds} runs need {' and '.join(list_missing_data([table]))}" if others else ""
+        others = {run for run in list_cell_runs([table]) if find_images_needed(run) and not wanted.folders}
+        needs = f"{len(others) * seeds} runs need imagenet" if others else ""
         made.add_row(table.id, table.caption, *numbers, needs)
     console.print(made)
 
@@ -152,28 +162,29 @@ def list_ways(tables: Sequence[Table]) -> list[Way]:
     return sorted({Way(table.look, table.alone) for table in tables}, key=lambda way: (way.alone, -way.look))
 
 
-def find_missing(tables: Sequence[Table], records: Records, seeds: int, way: Way) -> list[list[Run]]:
+def find_missing(wanted: Wanted, records: Records, way: Way) -> list[list[Run]]:
     """The missing runs of the tables whose runs are done in this way, in groups that are done one after the other.
 
     All tables with the first seed come first, in their order, then those with the next seed. No run is in two groups.
     """
     groups: list[list[Run]] = []
     known = set[tuple[str, int]]()
-    own = [list_runs([table], seeds) for table in tables if (table.look, table.alone) == way]
-    for seed, runs in itertools.product(range(seeds), own):
+    own = [wanted.list_runs(table) for table in wanted.tables if (table.look, table.alone) == way]
+    for seed, runs in itertools.product(range(wanted.seeds), own):
         new = [run for run in runs if run.seed == seed and identify_run(run) not in known]
         known |= set(map(identify_run, new))
         groups.append(find_missing_runs(new, records, way.alone, way.look > 0))
     return groups
 
 
-def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, console: Console) -> None:
+def print_missing(wanted: Wanted, folder: Path, machine: Machine, data: Path | None, console: Console) -> None:
     """Print the missing runs with their estimated time and memory."""
+    named = "" if data is None else f" --data {shlex.quote(str(data))}"
     records = read_results(folder)
     count, seconds, mib = 0, 0.0, 0.0
     planned = set[tuple[str, int]]()
-    for way in list_ways(tables):
-        groups = find_missing(tables, records, seeds, way)
+    for way in list_ways(wanted.tables):
+        groups = find_missing(wanted, records, way)
         groups = [[run for run in group if identify_run(run) not in planned] for group in groups]
         runs = [run for group in groups for run in sorted(group, key=lambda run: -sum(estimate.count_step_images(run)))]
         planned |= set(map(identify_run, runs))
@@ -181,7 +192,8 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
             took = estimate.estimate([run], machine.device, print_note)
             images = sum(estimate.count_step_images(run))
             words = f"{images / 1e6:.2f} million images, {duration(took.seconds)}, {took.mib:,.0f} MiB"
-            console.print(f"{write_command(run, machine)}{way.flags}  # {words}", highlight=False, soft_wrap=True)
+            command = f"{write_command(run, machine)}{named}{way.flags}"
+            console.print(f"{command}  # {words}", highlight=False, soft_wrap=True)
         took = estimate.estimate(runs, machine.device, print_note, shared=way.shared)
         count, seconds, mib = count + len(runs), seconds + took.seconds, max(mib, took.mib)
     if count:
@@ -191,14 +203,14 @@ def print_missing(tables: Sequence[Table], folder: Path, seeds: int, machine: Ma
         console.print("nothing is missing that can be run here")
 
 
-def reproduce(tables: Sequence[Table], folder: Path, seeds: int, machine: Machine, on: Local) -> list[queue.Job]:
+def reproduce(wanted: Wanted, folder: Path, machine: Machine, on: Local) -> list[queue.Job]:
     """Do the missing runs, table by table. Timed runs come last, one at a time. They and those that look reuse nothing.
 
     Within a table the longest runs come first, so that none is left to run alone at the end.
     """
     done: list[queue.Job] = []
-    for way in list_ways(tables):
-        groups = find_missing(tables, read_results(folder), seeds, way)
+    for way in list_ways(wanted.tables):
+        groups = find_missing(wanted, read_results(folder), way)
         place = {identify_run(run): k for k, group in enumerate(groups) for run in group}
         runs = [run for group in groups for run in group]
         options = on.options if way.shared else replace(on.options, store=None, evaluate_every=way.look)
@@ -245,9 +257,3 @@ def print_claims(records: Records, seeds: int | None, form: str) -> None:
         print(write_claims(verdicts), end="")
     else:
         print_grids([make_claims_grid(verdicts)], form, commands=False)
-
-
-def refuse_planned(tables: Sequence[Table]) -> None:
-    """Refuse what needs a data set that this version cannot load."""
-    if planned := list_missing_data(tables):
-        raise RunError(f"this version cannot load {' and '.join(planned)}: the cells that need it are left empty")

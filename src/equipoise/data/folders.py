@@ -14,7 +14,7 @@ import torch
 from ..errors import DataError, UsageError, format_count
 from .images import Images, summarise_levels
 from .index import PACK, Index, Numbers, read_info
-from .listing import SUBSETS, Listing, choose_classes, list_folder
+from .listing import DEFAULT_SUBSET, Listing, choose_classes, list_folder
 from .packing import LARGE, SMALL, Packing, check_same, choose_packing, pack, sample_sizes, show_progress
 from .shards import Shards, open_shards
 
@@ -83,7 +83,7 @@ def find_or_pack(name: str, root: Path | None, size: int | None, subset: str | N
         return root
     listing = list_folder(root, name, subset)
     packing = choose_packing(listing, size if name == "folder" else size or LARGE)
-    part = (subset or SUBSETS[0]) if name == "imagenet-subset" else None
+    part = (subset or DEFAULT_SUBSET) if name == "imagenet-subset" else None
     packed, whole = root / packing.name(part), root / packing.name(None)
     if part is not None and not (packed / PACK).is_file() and (whole / PACK).is_file():
         packed, listing = whole, list_folder(root)

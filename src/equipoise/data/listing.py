@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -26,8 +27,14 @@ EVERY = 5
 """every fifth image of each class is for testing where nothing else says which"""
 WNID = re.compile(r"n\d{8}")
 """the name of a class of ImageNet"""
-SUBSETS = ("first100", "seed1993")
-"""the two definitions of ImageNet-Subset: the first 100 classes in sorted order, or 100 drawn with NumPy's seed 1993"""
+Subset = Literal["first100", "seed1993"]
+SUBSETS: dict[Subset, str] = {
+    "first100": "the first 100 classes of ImageNet in sorted order",
+    "seed1993": "100 classes of ImageNet drawn with NumPy's seed 1993",
+}
+"""the two definitions of ImageNet-Subset"""
+DEFAULT_SUBSET: Subset = "first100"
+"""that of BiC and PODNet, and by its words of the paper; LUCIR and what is built on it have the other"""
 FIRST_100 = ("n01440764", "n01855672")
 """first and last class of the first definition"""
 DRAWN = frozenset(("n01729322", "n01514668", "n04550184", "n03109150", "n01990800"))
@@ -205,10 +212,10 @@ def choose_classes(found: tuple[str, ...], train: Path, name: str, subset: str |
         )
     if name == "imagenet":
         return found
-    subset = subset or SUBSETS[0]
+    subset = subset or DEFAULT_SUBSET
     if len(found) == 1000:
         return choose_subset(found, subset)
-    other = SUBSETS[1] if {*found} >= DRAWN else SUBSETS[0] if (found[0], found[-1]) == FIRST_100 else subset
+    other = "seed1993" if {*found} >= DRAWN else "first100" if (found[0], found[-1]) == FIRST_100 else subset
     if other != subset:
         raise UsageError(f"the classes in {train} are ImageNet-Subset as --subset {other} defines it, not {subset}")
     return found
@@ -219,7 +226,7 @@ def choose_subset(classes: tuple[str, ...], subset: str) -> tuple[str, ...]:
 
     The second definition is that of LUCIR's authors: the first 100 of a permutation with NumPy's seed 1993.
     """
-    if subset == SUBSETS[0]:
+    if subset == "first100":
         return classes[:100]
     drawn = np.random.RandomState(1993).permutation(len(classes))[:100]
     return tuple(sorted(classes[k] for k in drawn))

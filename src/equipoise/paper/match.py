@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..data.datasets import COUNTS, SHAPES
+from ..data.folders import NAMES
 from ..errors import EquipoiseError
 from ..remedies import Standard
 from ..runs.command import write_command
@@ -47,7 +48,7 @@ NONE = Records([], {})
 
 def make_key(run: Run) -> str:
     """The key of a run's resolved settings without the seed."""
-    resolved = resolve(run, len(COUNTS[run.data.name]), SHAPES[run.data.name])
+    resolved = resolve(run, len(COUNTS[run.data.name]), run.data.shape)
     return digest(to_plain(replace(resolved, seed=0)))
 
 
@@ -60,9 +61,9 @@ def identify_run(run: Run) -> tuple[str, int]:
     return make_cell_key(run), run.seed
 
 
-def find_missing_data(run: Run) -> str | None:
-    """The data set of a run, if it cannot be loaded; ImageNet-Subset needs ImageNet."""
-    return None if run.data.name in SHAPES else run.data.name.removesuffix("-subset")
+def find_images_needed(run: Run) -> str | None:
+    """The data set of a run, if someone must have its images, which no download gives; a subset needs ImageNet."""
+    return run.data.name.removesuffix("-subset") if run.data.name in NAMES else None
 
 
 def load_records(folder: Path) -> Records:
@@ -126,8 +127,8 @@ class Filled:
 
     @property
     def needs(self) -> str | None:
-        """The data set that this version cannot load, if any."""
-        return None if self.cell.run is None else find_missing_data(self.cell.run)
+        """The data set whose images it needs, if it is not measured and no download gives them."""
+        return None if self.cell.run is None or self.found else find_images_needed(self.cell.run)
 
     @property
     def state(self) -> str:
@@ -203,7 +204,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
     flags = f" --evaluate-every {table.look} --store none" if table.look else ""
 
     def one(cell: Cell, row: Row) -> Filled:
-        if cell.run is None or cell.run.data.name not in SHAPES:
+        if cell.run is None:
             return Filled(cell, (), row.quoted)
         found, joined = find(cell.run), join_batches(cell.run)
         if found or joined is None or table.alone or make_cell_key(joined) in map(make_cell_key, list_row_runs(row)):
@@ -215,8 +216,8 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
 
 
 def list_row_runs(row: Row) -> Iterator[Run]:
-    """The runs of a row whose data can be loaded."""
-    return (cell.run for cell in row.cells if cell.run is not None and cell.run.data.name in SHAPES)
+    """The runs of a row."""
+    return (cell.run for cell in row.cells if cell.run is not None)
 
 
 def join_batches(run: Run) -> Run | None:
@@ -232,9 +233,10 @@ def find_records(run: Run, records: Records, alone: bool = False, looks: bool = 
     return {seed: one for seed, one in found.items() if rank_record(one) >= least}
 
 
-def list_runs(tables: Sequence[Table], seeds: int) -> list[Run]:
-    """The distinct runs behind all cells whose data can be loaded, for each seed."""
+def list_runs(tables: Sequence[Table], seeds: int, folders: bool = False) -> list[Run]:
+    """The distinct runs behind all cells, for each seed; those on ImageNet only if `folders` of images are there."""
     runs = [run for table in tables for row in table.rows for run in list_row_runs(row)]
+    runs = [run for run in runs if folders or find_images_needed(run) is None]
     each = (replace(run, seed=seed) for run in runs for seed in range(seeds))
     return list({identify_run(run): run for run in each}.values())
 

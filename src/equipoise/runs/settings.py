@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data.augment import Crop
-from ..data.datasets import PLANNED, SHAPES, STATISTICS
+from ..data.datasets import SHAPES, STATISTICS
 from ..data.folders import NAMES
-from ..data.listing import SUBSETS
+from ..data.listing import DEFAULT_SUBSET, SUBSETS
 from ..errors import UsageError, check, check_choice, make_unknown_error
 from ..method import Method
 from ..methods.il_baseline import ILBaseline
@@ -60,6 +60,17 @@ class Data:
         return {f.name: getattr(self, f.name) for f in fields(self) if "only" in f.metadata and has_field(f, self.name)}
 
     @property
+    def shape(self) -> Shape:
+        """(channels, height, width) of its images as a net sees them, if that is known without loading them."""
+        if self.size is not None:
+            return 3, self.size, self.size
+        if self.name == "folder":
+            raise UsageError("its recipe depends on the size of its images: choose a size")
+        if self.name not in SHAPES:
+            raise make_unknown_error("data set", self.name, (*SHAPES, "folder"))
+        return SHAPES[self.name]
+
+    @property
     def images(self) -> Data:
         """Which images are loaded, apart from what is done with them."""
         return Data(self.name, **self.choices)
@@ -71,7 +82,7 @@ class Data:
         validation, brightness, imbalance = map(float, (self.validation, self.brightness, self.imbalance))
         filled = replace(self, validation=validation, brightness=brightness, imbalance=imbalance, size=size)
         if self.name == "imagenet-subset" and self.subset is None:
-            return replace(filled, subset="first100")
+            return replace(filled, subset=DEFAULT_SUBSET)
         if self.name == "folder" and self.normalise is None:
             return replace(filled, normalise="measured")
         return filled
@@ -114,14 +125,7 @@ class Run:
     @property
     def default_recipe(self) -> Recipe:
         """Its method's own recipe for images of its data set."""
-        shapes, size = SHAPES | PLANNED, self.data.size
-        if size is not None:
-            return self.method.recipe(plan_for((3, size, size)))
-        if self.data.name == "folder":
-            raise UsageError("its recipe depends on the size of its images: choose a size")
-        if self.data.name not in shapes:
-            raise make_unknown_error("data set", self.data.name, (*SHAPES, *NAMES))
-        return self.method.recipe(plan_for(shapes[self.data.name]))
+        return self.method.recipe(plan_for(self.data.shape))
 
     def reset_unused(self, default: Recipe) -> Run:
         """The same run with the defaults of settings that have no effect; `default` is the recipe of its method."""
