@@ -130,6 +130,23 @@ def test_spb_i_classifies_what_is_not_rotated_and_tells_rotations_apart() -> Non
     assert SPBI().objective(step((2,)), base).item() == pytest.approx(Lc + Lin, rel=1e-12), "in the base step too"
 
 
+def test_the_blocks_of_spb_i_are_computed_as_the_stages_before_them_are() -> None:
+    """In bf16 where that is in force, with classifiers in fp32, which see nearly the same."""
+    net = new_net(SPBI(), (1, 8, 8), torch.full((1,), 128.0), torch.full((1,), 64.0), generator(0))
+    net.head.widen(3, generator(1))
+    assert isinstance(net.head, RotationHead)
+    x, seen = torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8, generator=generator(2)), []
+    net.head.blocks.register_forward_hook(lambda _, given, out: seen.append((given[0].dtype, out.dtype)))
+    exact = net(x)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        near = net(x)
+    assert seen == [(torch.float32,) * 2, (torch.bfloat16,) * 2]
+    for out in (exact, near):
+        assert out.z.dtype == out.extra["turns"].dtype == torch.float32
+    apart = (near.extra["turns"] - exact.extra["turns"]).norm() / exact.extra["turns"].norm()
+    assert 1e-5 < apart < 0.02
+
+
 def test_spb_m_is_the_mean_of_four_classifiers() -> None:
     b = batch(copies=4)
     assert b.ref is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,12 @@ class RotationHead(CosineHead):
         if (channels := maps[-1].shape[1]) != h.shape[1]:
             words = f"the last stage output has {channels} channels, and there are {h.shape[1]} features"
             raise UsageError(f"{words}: to tell rotations apart, a backbone must have as many of each")
-        seen = self.blocks(maps[-1].to(h.dtype)).mean((2, 3))
+        # Like the stages before them, and unlike classifiers, the blocks are computed in bf16 if that is in force.
+        seen, kind = maps[-1], maps[-1].dtype
+        half = nullcontext() if kind == h.dtype else torch.autocast(h.device.type, kind, cache_enabled=False)
+        with half:
+            seen = self.blocks(seen)
+        seen = seen.to(h.dtype).mean((2, 3))
         turns = self.turn_scale * F.normalize(seen, dim=1) @ F.normalize(self.turns, dim=1).T
         return z, {**extra, "turns": turns}
 
