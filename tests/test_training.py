@@ -904,6 +904,16 @@ def test_noise_is_as_strong_as_it_says() -> None:
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 0.05, "another noise in each epoch"
 
 
+def test_noise_is_the_same_on_the_sum_of_a_short_batch() -> None:
+    """A batch of 8 and one of 4: deviations of 0.3 and 0.6."""
+    s = later_step(count=12)
+    before = torch.cat([w.detach().flatten() for w in s.net.parameters()])
+    settings: dict[str, Any] = {"milestones": (), "momentum": 0.0, "weight_decay": 0.0, "last": "short"}
+    train(Quiet(), s, Recipe(epochs=1, lr=1.0, batch=8, **settings), gradient_noise=0.09)
+    moved = torch.cat([w.detach().flatten() for w in s.net.parameters()]) - before
+    assert moved.std().item() == pytest.approx(0.3 * math.sqrt(5), rel=0.05)
+
+
 class All(Turned):
     def more(self, s: Step, which: Tensor, gen: torch.Generator) -> More:
         return More(s.memory[torch.randint(0, len(s.memory), (len(which), 5), generator=gen)])

@@ -213,10 +213,10 @@ class Training:
             more = self.method.more(s, which, gen("more", epoch, k)) if len(which) else None
             if more is None:
                 continue
-            second = self.seconds[k] or SecondStream(self.s, more, crop, self.sources[k].which.shape[0])
-            self.seconds[k] = second
-            numbers = crop.draw(tuple(more.where.shape), gen("augment more", epoch, k))
-            second.lay_out(more.where, numbers if more.drawn is None else more.drawn)
+            second = self.seconds[k] = self.seconds[k] or SecondStream(self.s, more, crop, len(self.sources[k].which))
+            shape = tuple(more.where.shape)
+            drawn = crop.draw(shape, gen("augment more", epoch, k)) if more.drawn is None else more.drawn
+            second.lay_out(more.where, drawn)
 
     def count_images(self, launches: list[int]) -> int:
         """Number of images that these steps train on."""
@@ -268,9 +268,9 @@ class Training:
             loss = self.objective(self.s, b)
         grads = compute_gradient(loss, self.weights)
         if self.stage.gradient_noise:
-            gen = self.noise_generator
+            noise = self.noise * (self.stage.recipe.batch / self.sources[k].size)
             for g in grads.values():
-                g.add_(self.noise * torch.empty_like(g).normal_(generator=gen))
+                g.add_(noise * torch.empty_like(g).normal_(generator=self.noise_generator))
         if clamp := self.stage.recipe.clamp:
             torch._foreach_clamp_min_(list(grads.values()), -clamp)
             torch._foreach_clamp_max_(list(grads.values()), clamp)
