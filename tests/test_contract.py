@@ -134,6 +134,8 @@ def refused(method: str, remedy: Remedy, memory: Any) -> str | None:
         return "at least 2 image"
     if method.startswith("spb") and remedy == Standard() and not none:
         return f"the loss of {method} is among new classes"
+    if method == "mnemonics" and memory == "all":
+        return "mnemonics learns the pixels of all images in memory at once"
     return None
 
 

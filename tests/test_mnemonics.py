@@ -192,8 +192,10 @@ def test_images_can_be_left_as_they_are(crop: Crop, digits: Images) -> None:
     assert torch.equal(crop(u, which[:4], crop.draw_nothing((4,), which.device)), u)
 
 
-def test_a_step_of_the_pixels_is_one_of_sgd_in_normalised_units(digits: Images) -> None:
-    method = Mnemonics()
+@pytest.mark.parametrize("mirror", [True, False])
+def test_a_step_of_the_pixels_is_one_of_sgd_in_normalised_units(mirror: bool, digits: Images) -> None:
+    """The means of old classes are those by which the host predicts: with mirrored images, or without."""
+    method = Mnemonics(host=ICaRL(mirror=mirror))
     net = make_net(method, 5)
     s = make_step((3, 2), digits, net=net, keep=20)
     plan_stage = stage_of(method, s)
@@ -202,7 +204,8 @@ def test_a_step_of_the_pixels_is_one_of_sgd_in_normalised_units(digits: Images) 
     u = s.state["pixels"].clone()
     torch.testing.assert_close(u, (digits.x[s.memory].float() - 70) / 80)
     old = s.memory[: 3 * 20]
-    both = [compute_features(net, digits.x, old, view) for view in (None, lambda x: x.flip(3))]
+    views = (None, lambda x: x.flip(3)) if mirror else (None,)
+    both = [compute_features(net, digits.x, old, view) for view in views]
     unit = sum(h.double() / h.double().norm(dim=1, keepdim=True) for h in both)
     assert isinstance(unit, Tensor)
     means = torch.stack([unit[k : k + 20].sum(0) for k in (0, 20, 40)])
@@ -363,6 +366,8 @@ def test_what_does_not_go_with_it_is_refused(digits: Images) -> None:
         Learner(Mnemonics(host=BiC()))
     with pytest.raises(UsageError, match="mnemonics needs at least 1 image of every old class"):
         Learner(Mnemonics(host=LUCIR()), 0)
+    with pytest.raises(UsageError, match=r"^mnemonics learns the pixels of all images in memory at once.*memory=20$"):
+        Learner(Mnemonics(host=LUCIR()), "all")
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
     with pytest.raises(UsageError, match=r"stage train trains backbone\.\*\.kernel, which match no weight"):
         learn(Learner(Mnemonics(), 4, recipe=FAST, device="cpu", backbone=flat), digits)

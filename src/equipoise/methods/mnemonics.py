@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data.images import sum_by_class
-from ..data.memory import rank_in_class
+from ..data.memory import EVERYTHING, rank_in_class
+from ..errors import UsageError
 from ..method import COMPILED, Method
 from ..nets import Batch
 from ..nets.backbones import Backbone, add_scales, choose_scale
@@ -62,6 +63,15 @@ class Mnemonics(Around):
     """passes in which exemplars are learned; 0 for 1 as released, or 10 as in the paper"""
     inner_lr: float = number(1.0, above=0, most=1e6)
     """as in the paper: learning rate of the step that is taken on the classifier's rows"""
+
+    def check(self, *shares: int) -> None:
+        """Refuse a memory of all images: those in memory are learned all at once."""
+        super().check(*shares)
+        if EVERYTHING in shares:
+            raise UsageError(
+                "mnemonics learns the pixels of all images in memory at once, so that it cannot keep every image: use "
+                "--memory 20, in Python memory=20"
+            )
 
     def stages(self, plan: Plan) -> Stages:
         """The host's, with pixels learned after the choice, and balanced fine-tuning as in the paper."""
@@ -124,7 +134,8 @@ class Mnemonics(Around):
         s.state["means of old"] = torch.zeros(0, s.net.backbone.width, device=y.device)
         if s.t:
             old = s.memory[y < s.n_old]
-            h = torch.stack([F.normalize(s.embed(s.net, old, view), dim=1) for view in (None, flip)]).sum(0)
+            views = (None, flip) if getattr(self.host, "mirror", True) else (None,)  # as the host predicts
+            h = torch.stack([F.normalize(s.embed(s.net, old, view), dim=1) for view in views]).sum(0)
             s.state["means of old"] = sum_by_class(h, s.images.y[old], s.n_old)
 
     def note(self, s: Step, b: Batch) -> None:
