@@ -1,0 +1,121 @@
+"""Runs of the paper's cells on ImageNet and ImageNet-Subset, to their end: a made tree, small images, one epoch."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pictures import encode, make_image
+
+from equipoise import paper
+from equipoise.cli import reproduce, run_command
+from equipoise.data.listing import list_folder
+from equipoise.data.packing import Packing, pack
+from equipoise.nets.backbones import PODNetResNet18, ResNet18
+from equipoise.paper import Cell, Table
+from equipoise.runs.run import run
+from equipoise.runs.settings import Machine, Options, Run
+
+SIZE = 8
+WNIDS = [f"n{8 * k + 10_000_000:08}" for k in range(1000)]
+"""names as those of ImageNet's classes, in sorted order"""
+FULL = 100
+"""classes with three images, of which Meta holds two out; the others have one"""
+
+ROWS = {
+    "table1": ("imagenet-subset-5", ["IL-Baseline, Meta", "LUCIR, Balanced", "PODNet"]),
+    "table2": ("imagenet-average", ["IL-Baseline", "LUCIR", "PODNet, Balanced"]),
+    "table3": ("imagenet-subset-5", ["NCM", "SLDA", "LUCIR, Relaxed", "PODNet, Relaxed"]),
+    "epsilon": ("imagenet-subset-final-base", ["PODNet, 5 steps, ε 1%"]),
+}
+"""of each table one row of each method that it has, and a column"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet's 1,000 classes, with few small images of different sizes, packed."""
+    root = tmp_path_factory.mktemp("imagenet")
+    files = [encode(make_image(k, 16 + k % 5, 16 + k % 7), "JPEG") for k in range(40)]
+    for k, one in enumerate(WNIDS):
+        for part, count in (("train", 3 if k < FULL else 1), ("val", 1)):
+            (root / part / one).mkdir(parents=True)
+            for i in range(count):
+                (root / part / one / f"{one}_{i}.JPEG").write_bytes(files[(7 * k + i) % len(files)])
+    pack(list_folder(root, "imagenet"), root / f"packed-{SIZE}", Packing(SIZE), workers=1)
+    return root
+
+
+def shorten(one: Run) -> Run:
+    """The run on small images, with one epoch of each of its trainings; PODNet on all classes in one later step."""
+    method, protocol = one.method, one.protocol
+    if (one.data.name, method.name) == ("imagenet", "podnet"):
+        protocol = replace(protocol, base=900, steps=1)
+    if (finetune := method.finetuning()) is not None and finetune.epochs > 1:
+        method = replace(method, finetune=replace(finetune, epochs=1))  # type: ignore[call-arg]
+        method = method.reset_finetuning(memory=one.protocol.memory != "0")
+    one = replace(one, method=method, data=replace(one.data, size=SIZE), protocol=protocol)
+    return replace(one, recipe=replace(one.default_recipe, epochs=1, batch=256, last="short"))
+
+
+def choose_tables(*words: Any) -> list[Table]:
+    """The rows of ROWS, shortened."""
+
+    def change(cell: Cell) -> Cell | None:
+        return cell if cell.run is None else replace(cell, run=shorten(cell.run))
+
+    tables = []
+    for id, (column, rows) in ROWS.items():
+        table = paper.make_table(id)
+        cells = table.map(lambda cell, column=column: cell if cell.column.id == column else None)  # type: ignore[misc]
+        table = replace(cells, rows=tuple(row for row in cells.rows if row.name in rows)).map(change)
+        assert [row.name for row in table.rows] == sorted(rows, key=[row.name for row in cells.rows].index)
+        tables.append(table)
+    return tables
+
+
+@pytest.mark.usefixtures("isolated", "forked")
+def test_every_method_runs_on_imagenet_from_the_command_to_the_table(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reproduce, "choose_tables", choose_tables)
+    words = ["paper", *ROWS, "--data", str(tree), "--device", "cpu", "--results", "records", "--format", "csv"]
+    assert run_command([*words, "--checkpoint", "1000"]) == 0
+    out, err = capfd.readouterr()
+    assert "ImageNet-Subset is the first 100 classes of ImageNet in sorted order (first100)\n" in err
+    lines = list(csv.DictReader(out.splitlines()))
+    assert [(line["table"], line["row"]) for line in lines] == [
+        (t, row) for t, (_, rows) in ROWS.items() for row in rows
+    ]
+    assert all(line["ours"] and line["seeds"] == "1" and line["last"] == "short" for line in lines)
+    made = [json.loads(path.read_text()) for path in Path("records").rglob("result.json")]
+    assert len(made) == len(lines)
+    for record in made:
+        subset = record["run"]["data"]["name"] == "imagenet-subset"
+        assert len(record["class_order"]) == (100 if subset else 1000)
+        assert record["run"]["data"].get("subset") == ("first100" if subset else None)
+        assert record["class_order"][:4] == ([68, 56, 78, 8] if subset else [54, 7, 894, 512])
+        assert record["average_incremental_accuracy_top5"] >= record["average_incremental_accuracy"]
+        steps = [step["classes"] for step in record["steps"]]
+        ten = [900, 1000] if record["run"]["method"]["name"] == "podnet" else list(range(100, 1001, 100))
+        assert steps == (list(range(50, 101, 10)) if subset else ten)
+
+
+@pytest.mark.parametrize(("row", "net"), [("LUCIR, Balanced", ResNet18), ("PODNet", PODNetResNet18)])
+def test_the_nets_of_large_images_run_on_imagenet(
+    row: str, net: type, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the images are small."""
+    cells = next(one.cells for one in paper.make_table("table1").rows if one.name == row)
+    own = next(cell.run for cell in cells if cell.column.id == "imagenet-subset-5")
+    assert own is not None
+    monkeypatch.setitem(type(own.method).backbones, "tiny", own.method.backbones["large"])  # type: ignore[arg-type]
+    one = shorten(replace(own, protocol=replace(own.protocol, steps=1)))
+    nets: list[Any] = []
+    monkeypatch.setattr(net, "initialise", lambda self, gen, do=net.initialise: (nets.append(self), do(self, gen))[1])
+    result = run(one, tmp_path / "one", Machine("cpu", "fp32"), Options(tree, checkpoint=1000))
+    assert type(nets[0]) is net and len(nets) == 1
+    assert [step["classes"] for step in result["steps"]] == [50, 100]
