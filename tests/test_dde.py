@@ -139,8 +139,8 @@ def make_net(method: Method, classes: int) -> Net:
     return net
 
 
-def make_epoch(images: Images, where: Tensor, crop: Crop, first: int = 0) -> AugmentedEpoch:
-    return AugmentedEpoch(images, crop, where, crop.draw((len(where),), generator(0, "crop")), first)
+def make_epoch(where: Tensor, crop: Crop, first: int = 0) -> AugmentedEpoch:
+    return AugmentedEpoch(crop, where, crop.draw((len(where),), generator(0, "crop")), first)
 
 
 @pytest.mark.parametrize("first", [0, 30])
@@ -148,7 +148,7 @@ def test_neighbours_are_the_nearest_new_images_as_they_are_augmented(digits: Ima
     net, crop = make_net(LUCIR(), 3), Crop(pad=1, flip=True)
     where = torch.randperm(len(digits), generator=generator(0, "order"))
     where[41] = where[40] = digits.find_positions(4, 5)[3]  # comes twice: two neighbours of each other
-    epoch = make_epoch(digits, where, crop, first)
+    epoch = make_epoch(where, crop, first)
     epoch.drawn[41] = epoch.drawn[40]
     s = replace(make_step((3, 2), digits, net=net, teacher=net), epoch=epoch)
     found = DDE(neighbours=4).find_neighbours(s, 50)
@@ -171,16 +171,16 @@ def test_few_new_images_repeat(digits: Images) -> None:
     net, crop = make_net(LUCIR(), 4), Crop(pad=1)
     few = torch.cat([torch.arange(6), digits.find_positions(4, 5)[:3]])
     s = make_step((4, 1), digits, net=net, teacher=net)
-    found = DDE().find_neighbours(replace(s, epoch=make_epoch(digits, few, crop)), 9)
+    found = DDE().find_neighbours(replace(s, epoch=make_epoch(few, crop)), 9)
     assert found.shape == (9, 10) and all(len({*row}) == 2 and min(row) >= 6 for row in found.tolist())
-    none = replace(s, epoch=make_epoch(digits, few[:6], crop))
+    none = replace(s, epoch=make_epoch(few[:6], crop))
     assert DDE().find_neighbours(none, 6).shape == (6, 10)
 
 
 def test_there_are_none_in_the_base_step_and_in_fine_tuning(digits: Images) -> None:
     net, which = make_net(LUCIR(), 3), torch.arange(10)[None]
     s = make_step((3, 2), digits, net=net, teacher=net)
-    s = replace(s, epoch=make_epoch(digits, torch.arange(len(digits)), Crop(pad=1)))
+    s = replace(s, epoch=make_epoch(torch.arange(len(digits)), Crop(pad=1)))
     assert DDE().more(s, which, generator(0)) is not None
     assert DDE().more(replace(s, teacher=None), which, generator(0)) is None
     assert DDE().more(replace(s, where=s.memory), which, generator(0)) is None

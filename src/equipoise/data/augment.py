@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..errors import UsageError, check, check_choice
 from ..settings import check_fields, from_plain, number
-from .images import Images
 from .ragged import Ragged
 from .resize import Resize, find_centres, resize
+from .stored import Pixels
 
 FINE = 2**24
 """resolution of the brightness: all random numbers are integers, and fp32 is exact up to here"""
@@ -234,11 +234,11 @@ Augment = Crop | ResizedCrop
 """what makes a batch of images, by random numbers"""
 
 
-def fit_pixels(x: Tensor | Ragged, crop: Augment | None) -> Tensor | Ragged:
+def fit_pixels(x: Pixels, crop: Augment | None) -> Pixels:
     """Images as an augmentation reads them: of any size for a `ResizedCrop`, of one size otherwise."""
     if isinstance(crop, ResizedCrop):
-        return (x if isinstance(x, Ragged) else Ragged.of_one_size(x)).see(crop.size)
-    if isinstance(x, Ragged):
+        return (Ragged.of_one_size(x) if isinstance(x, Tensor) else x).see(crop.size)
+    if not isinstance(x, Tensor):
         raise UsageError("images of different sizes need augment=ResizedCrop(224), or another size")
     return x
 
@@ -254,7 +254,6 @@ def read_augment(plain: Mapping[str, Any]) -> Augment:
 class AugmentedEpoch:
     """The images of an epoch, batch after batch, as they are augmented in it."""
 
-    images: Images
     crop: Augment
     where: Tensor
     """positions of the images (n,)"""

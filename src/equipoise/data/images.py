@@ -9,18 +9,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from .ragged import Ragged, join_ragged
 from .resize import see_centre
+from .stored import Pixels, Stored
 
 
 @dataclass(frozen=True)
 class Images:
     """Labelled images on one device: `x` is uint8 (n, channels, height, width) or `Ragged`, `y` int64 (n,).
 
-    Pixels are stored here once; training sets, exemplars and batches are positions.
+    Pixels are stored here once; training sets, exemplars and batches are positions. Those of a `Stored` x are read
+    when they are used.
     """
 
-    x: Tensor | Ragged
+    x: Pixels
     y: Tensor
     id: str = ""
     """a hash of all pixels and labels, if known"""
@@ -37,11 +40,13 @@ class Images:
 
     def take_squares(self, which: Tensor) -> Tensor:
         """The pixels of some images (n, channels, height, width), as a net sees them where nothing is random."""
+        if isinstance(self.x, Stored):
+            return self[which].compact().take_squares(torch.arange(len(which), device=self.x.device))
         return see_centre(self.x, which) if isinstance(self.x, Ragged) else self.x[which]
 
     def compact(self) -> Images:
-        """The same images, without pixels of others."""
-        return replace(self, x=self.x.compact()) if isinstance(self.x, Ragged) else self
+        """The same images in memory, without pixels of others."""
+        return self if isinstance(self.x, Tensor) else replace(self, x=self.x.compact())
 
     def find_positions(self, first: int, last: int) -> Tensor:
         """Positions of the images of the classes first, ..., last - 1."""
@@ -56,10 +61,10 @@ class Images:
             h.update(where.cpu().numpy().data)
             h.update(self.y[where].cpu().numpy().data)
         else:
-            ragged = isinstance(self.x, Ragged)
+            ragged = not isinstance(self.x, Tensor)
             head = ("ragged", len(self)) if ragged else (tuple(self.x.shape), str(torch.uint8))
             h = hashlib.sha256(repr(head).encode())
-            if isinstance(self.x, Ragged):
+            if not isinstance(self.x, Tensor):
                 h.update(self.x.size.contiguous().cpu().numpy().data)
             for pixels in list_pixels(self.x):
                 h.update(pixels.cpu().numpy().data)
@@ -67,7 +72,7 @@ class Images:
         return h.hexdigest()
 
 
-def list_pixels(x: Tensor | Ragged) -> Iterator[Tensor]:
+def list_pixels(x: Pixels) -> Iterator[Tensor]:
     """All pixels in order, contiguous; those of images of different sizes some at a time, without gaps."""
     if isinstance(x, Tensor):
         yield x.contiguous()
@@ -80,18 +85,22 @@ def join_images(a: Images, b: Images) -> Images:
     y = torch.cat([a.y, b.y])
     if isinstance(a.x, Tensor) and isinstance(b.x, Tensor):
         return Images(torch.cat([a.x, b.x]), y)
+    if isinstance(a.x, Stored) or isinstance(b.x, Stored):
+        raise UsageError(
+            "images on the disk are not learned beside pixels that a method or a learner keeps: use --images-on device"
+        )
     one, other = (x if isinstance(x, Ragged) else Ragged.of_one_size(x) for x in (a.x, b.x))
     return Images(join_ragged(one, other), y)
 
 
-def measure_channels(x: Tensor | Ragged) -> tuple[Tensor, Tensor]:
+def measure_channels(x: Pixels) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel of uint8 images, in units of pixel values.
 
     Computed from a histogram: exact, equal on every device, and without a float copy of the images.
     """
     counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)
     for pixels in list_pixels(x):
-        channels = pixels.view(-1, 3).unbind(1) if isinstance(x, Ragged) else pixels.unbind(1)
+        channels = pixels.unbind(1) if isinstance(x, Tensor) else pixels.view(-1, 3).unbind(1)
         counts += torch.stack([torch.bincount(c.flatten(), minlength=256).cpu().double() for c in channels])
     return summarise_levels(counts)
 

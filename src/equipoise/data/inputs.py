@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import UsageError, format_count
 from .augment import Augment, ResizedCrop, fit_pixels
 from .ragged import Ragged
+from .stored import Pixels
 
 
 def as_images(images: Any, copy: bool = False) -> Tensor:
@@ -45,7 +46,7 @@ def as_images(images: Any, copy: bool = False) -> Tensor:
     return (flat.clone() if copy and from_torch else flat).view(x.shape)
 
 
-def as_pixels(images: Any, crop: Augment | None, copy: bool = False) -> Tensor | Ragged:
+def as_pixels(images: Any, crop: Augment | None, copy: bool = False) -> Pixels:
     """Convert images to what an augmentation reads: for a `ResizedCrop`, a list may have images of different sizes."""
     if not isinstance(crop, ResizedCrop) or not isinstance(images, Sequence):
         return fit_pixels(as_images(images, copy), crop)
@@ -102,7 +103,7 @@ def as_statistics(normalise: Statistics, channels: int) -> tuple[Tensor, Tensor]
     return mean, std
 
 
-def get_image_shape(x: Tensor | Ragged) -> tuple[int, int, int]:
+def get_image_shape(x: Pixels) -> tuple[int, int, int]:
     """(channels, height, width)."""
     _, channels, height, width = x.shape
     return channels, height, width

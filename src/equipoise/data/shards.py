@@ -45,7 +45,13 @@ class Shards:
     def __len__(self) -> int:
         return len(self.index.columns["label"])
 
-    def read(self, which: Numbers | Sequence[int], into: torch.Tensor | None = None, checked: bool = False) -> Ragged:
+    def read(
+        self,
+        which: Numbers | Sequence[int],
+        into: torch.Tensor | None = None,
+        checked: bool = False,
+        threads: int = THREADS,
+    ) -> Ragged:
         """The images at these positions, on the CPU, `into` a flat uint8 tensor such as pinned memory if given.
 
         `checked` compares each with its checksum.
@@ -58,11 +64,11 @@ class Shards:
         pixels = torch.empty(total, dtype=torch.uint8) if into is None else into[:total]
         target = memoryview(pixels.numpy())  # type: ignore[arg-type]
         spans = list(self._join(where, end - count, count, checked))
-        if len(spans) < 2:
+        if threads < 2 or len(spans) < 2:
             for span in spans:
                 read_span(span, target)
         else:
-            with ThreadPoolExecutor(THREADS) as pool:
+            with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(lambda span: read_span(span, target), spans))
         return Ragged(pixels, torch.from_numpy(end - count), torch.from_numpy(size))
 
@@ -87,17 +93,20 @@ class Shards:
         """The images at these positions on a device, checked; the CPU never holds more than some of them."""
         if torch.device(device).type == "cpu":
             return self.read(which, checked=True)
-        count = 3 * self.index.columns["height"][which] * self.index.columns["width"][which]
-        pixels = torch.empty(int(count.sum()), dtype=torch.uint8, device=device)
-        ends, sizes, first = count.cumsum(), [], 0
+        size = np.stack([self.index.columns["height"][which], self.index.columns["width"][which]], 1)
+        pixels = torch.empty(int(3 * size.prod(1).sum()), dtype=torch.uint8, device=device)
+        self.read_to(which, pixels)
+        return Ragged.pack(pixels, torch.from_numpy(size).to(device))
+
+    def read_to(self, which: Numbers, pixels: torch.Tensor) -> None:
+        """Fill memory of any device with the images at these positions, checked, some at a time."""
+        ends = (3 * self.index.columns["height"][which] * self.index.columns["width"][which]).cumsum()
+        first = begin = 0
         while first < len(which):
-            begin = ends[first] - count[first]
             last = max(first + 1, int(np.searchsorted(ends, begin + THREADS * CHUNK, "right")))
             part = self.read(which[first:last], checked=True)
             pixels[begin : begin + len(part.pixels)].copy_(part.pixels)
-            sizes.append(part.size)
-            first = last
-        return Ragged.pack(pixels, torch.cat(sizes).to(device))
+            first, begin = last, int(ends[last - 1])
 
 
 def open_shards(folder: Path) -> Shards:

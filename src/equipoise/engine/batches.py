@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..data.augment import Augment, AugmentedEpoch, Normalisation
 from ..data.images import Images
+from ..data.randomness import generator
+from ..method import Method
 from ..nets import Net
 from ..step import Embed, More, Step
 from .pixels import count_numbers, cut, cut_normalised, settle
@@ -17,6 +21,8 @@ Order = Callable[[int], Tensor]
 """positions of the images of the k-th epoch"""
 Draw = Callable[[tuple[int, int], int], Tensor]
 """random numbers for the augmentation of (batches, images); the second argument names the generator"""
+Arrange = Callable[[Tensor, int], Tensor]
+"""batches in another order; the second argument names the generator"""
 
 
 class Table:
@@ -58,9 +64,18 @@ class Batches(Table):
     Any part of the stream can be loaded without what came before.
     """
 
-    def __init__(self, images: Images, crop: Augment, size: int, order: Order, draw: Draw, most: int = 0) -> None:
-        """`most` batches are laid out at a time, by default one epoch's."""
-        self.order, self.draw = order, draw
+    def __init__(
+        self,
+        images: Images,
+        crop: Augment,
+        size: int,
+        order: Order,
+        draw: Draw,
+        most: int = 0,
+        arrange: Arrange = lambda batches, name: batches,
+    ) -> None:
+        """`most` batches are laid out at a time, by default one epoch's; `arrange` may order all of those anew."""
+        self.order, self.draw, self.arrange = order, draw, arrange
         self.length = len(order(0))
         size = min(size, self.length)
         super().__init__(images, crop, most or -(-self.length // size) + 1, size)
@@ -77,7 +92,7 @@ class Batches(Table):
             return self.which[:0]
         stream = torch.cat([self.order(k) for k in epochs])
         begin -= epochs.start * self.length
-        batches = stream[begin : begin + (last - first) * self.size].view(-1, self.size)
+        batches = self.arrange(stream[begin : begin + (last - first) * self.size].view(-1, self.size), name)
         self.lay_out(batches, self.draw((last - first, self.size), name))
         return batches
 
@@ -91,7 +106,7 @@ def join_batches(sources: Sequence[Table], batches: Sequence[Tensor]) -> Augment
     """The images of the batches that several sources have laid out, as they are augmented."""
     drawn = [source.drawn[: len(which)].flatten(0, 1) for source, which in zip(sources, batches)]
     where = torch.cat([which.flatten() for which in batches])
-    return AugmentedEpoch(sources[0].images, sources[0].crop, where, torch.cat(drawn))
+    return AugmentedEpoch(sources[0].crop, where, torch.cat(drawn))
 
 
 def remember_epoch(embed: Embed) -> Embed:
@@ -111,8 +126,7 @@ def remember_epoch(embed: Embed) -> Embed:
 class SecondStream(Table):
     """The second stream of batches: images of the data set, or pixels in the state that replace the memory's."""
 
-    def __init__(self, s: Step, more: More, crop: Augment, most: int) -> None:
-        images = s.images
+    def __init__(self, s: Step, images: Images, more: More, crop: Augment, most: int) -> None:
         if more.pixels is not None:
             images = Images(s.state[more.pixels], s.images.y[s.memory])
         super().__init__(images, crop, most, more.where.shape[1])
@@ -122,3 +136,30 @@ class SecondStream(Table):
         """Return the images, in units of pixels, and the labels of the next batch."""
         x, y = super().next_batch()
         return (x * self.std + self.mean if self.more.normalised else x), y
+
+
+class SecondStreams:
+    """The second stream beside each of several streams of batches, where the method has one."""
+
+    def __init__(self, method: Method, s: Step, stage: str, sources: Sequence[Table], seed: int) -> None:
+        self.method, self.s, self.stage, self.sources, self.seed = method, s, stage, sources, seed
+        self.made: dict[int, SecondStream] = {}
+
+    def load(self, batches: Sequence[Tensor], epoch: int) -> list[Tensor]:
+        """Lay them out beside the batches of an epoch; returns the positions that each batch reads, with theirs."""
+        gen = partial(generator, self.seed, self.s.t, self.stage, device=self.s.n.device)
+        whole, embed = join_batches(self.sources, batches), remember_epoch(self.s.embed)
+        read = [*batches]
+        for k, (source, which) in enumerate(zip(self.sources, batches)):
+            s, whole = replace(self.s, epoch=whole, embed=embed), replace(whole, first=whole.first + which.numel())
+            more = self.method.more(s, which, gen("more", epoch, k)) if len(which) else None
+            if more is None:
+                continue
+            if k not in self.made:
+                self.made[k] = SecondStream(self.s, source.images, more, source.crop, len(source.which))
+            drawn = more.drawn
+            if drawn is None:
+                drawn = source.crop.draw(tuple(more.where.shape), gen("augment more", epoch, k))
+            self.made[k].lay_out(more.where, drawn)
+            read[k] = which if more.pixels is not None else torch.cat([which, more.where], 1)
+        return read

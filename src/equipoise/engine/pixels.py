@@ -11,6 +11,7 @@ from torch import Tensor
 from ..data.augment import Augment, AugmentedEpoch, Normalisation, ResizedCrop, find_factors
 from ..data.ragged import Ragged
 from ..data.resize import Resize, resize, see_centre
+from ..data.stored import Pixels, Stored
 
 AT_ONCE = 2**16
 """images whose boxes are found at a time"""
@@ -24,17 +25,17 @@ def augment(crop: Augment, x: Tensor | Ragged, which: Tensor, drawn: Tensor) -> 
     return crop(x, which, drawn)
 
 
-def count_numbers(crop: Augment, x: Tensor | Ragged) -> int:
+def count_numbers(crop: Augment, x: Pixels) -> int:
     """How many numbers `settle` makes of those that are drawn for an image; 0 if it leaves them as they are."""
-    return crop.box_numbers if isinstance(crop, ResizedCrop) and isinstance(x, Ragged) else 0
+    return 0 if isinstance(x, Tensor) or not isinstance(crop, ResizedCrop) else crop.box_numbers
 
 
-def settle(crop: Augment, x: Tensor | Ragged, which: Tensor, drawn: Tensor) -> Tensor:
+def settle(crop: Augment, x: Pixels, which: Tensor, drawn: Tensor) -> Tensor:
     """The boxes of images at these positions (batches, size), by the numbers drawn.
 
     They are found for all batches of an epoch at once: it takes sixty small kernels, as many as a small net.
     """
-    if not isinstance(crop, ResizedCrop) or not isinstance(x, Ragged):
+    if isinstance(x, Tensor) or not isinstance(crop, ResizedCrop):
         return drawn
     size, numbers = x.size[which.flatten()], drawn.flatten(0, 1)
     parts = [slice(first, first + AT_ONCE) for first in range(0, max(1, len(size)), AT_ONCE)]
@@ -42,14 +43,15 @@ def settle(crop: Augment, x: Tensor | Ragged, which: Tensor, drawn: Tensor) -> T
     return boxes.view(*which.shape, crop.box_numbers)
 
 
-def cut(crop: Augment, x: Tensor | Ragged, which: Tensor, settled: Tensor) -> Tensor:
+def cut(crop: Augment, x: Pixels, which: Tensor, settled: Tensor) -> Tensor:
     """The images `which` of x, augmented by the numbers that are settled: uint8."""
+    assert not isinstance(x, Stored), "of images on the disk, those of a batch are brought into memory"
     if isinstance(crop, ResizedCrop) and isinstance(x, Ragged):
         return crop.cut(x, which, settled, choose_resize(which.device))
     return augment(crop, x, which, settled)
 
 
-def cut_normalised(crop: Augment, x: Tensor | Ragged, which: Tensor, settled: Tensor, to: Normalisation) -> Tensor:
+def cut_normalised(crop: Augment, x: Pixels, which: Tensor, settled: Tensor, to: Normalisation) -> Tensor:
     """What `cut` gives, normalised: in one kernel, which writes every pixel once."""
     from .kernels.resize import resize_normalised
 
@@ -61,7 +63,7 @@ def cut_normalised(crop: Augment, x: Tensor | Ragged, which: Tensor, settled: Te
 def take(x: Tensor | Ragged, where: Tensor | AugmentedEpoch | None, part: slice, device: torch.device) -> Tensor:
     """A part of images x, of those at the positions `where` or of those of an epoch: uint8, on this device."""
     if isinstance(where, AugmentedEpoch):
-        return augment(where.crop, where.images.x, where.where[part], where.drawn[part]).to(device)
+        return augment(where.crop, x, where.where[part], where.drawn[part]).to(device)
     which = part if where is None else where[part]
     if isinstance(x, Tensor):
         return x[which].to(device)

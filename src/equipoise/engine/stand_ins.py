@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..data.augment import Augment, Normalisation, ResizedCrop
-from ..data.ragged import Ragged
 from ..method import Method
 from ..nets import Features
 from ..nets.backbones import RESIDUAL, Backbone, Residual, ScaledConv2d
@@ -42,7 +42,7 @@ def find_normalisation(engine: Engine, s: Step, crop: Augment, bf16: bool, metho
 
     It does so only for backbones of ours, which begin by a convolution, and methods that use images as they come.
     """
-    cuts = type(crop) is ResizedCrop and isinstance(s.images.x, Ragged) and has_resize_kernel(s.n.device)
+    cuts = type(crop) is ResizedCrop and not isinstance(s.images.x, Tensor) and has_resize_kernel(s.n.device)
     if not cuts or engine == "fused" or not isinstance(s.net.backbone, Residual):
         return None
     if method.overrides("views") or method.overrides("more"):

@@ -20,8 +20,9 @@ from ..method import Method
 from ..nets import Batch, Features, Out
 from ..step import More, Stage, Step
 from . import meta
-from .batches import Batches, SecondStream, Table, join_batches, remember_epoch, shuffle
+from .batches import Batches, SecondStreams, Table, shuffle
 from .cuda_graph import Engine, SideStream, prepare
+from .feed import open_source
 from .gpu import get_recent_peak_memory, reset_peak_memory
 from .sgd import Weights, compute_gradient, select_weights, sgd_
 from .stand_ins import find_normalisation, get_backbones, replace_features
@@ -98,7 +99,7 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
     for epoch in range(at.epoch, recipe.epochs):
         began = time.perf_counter()
         launches = launches or training.load(epoch)
-        for i, kind in enumerate(launches):
+        for i, kind in enumerate(training.source.follow(launches)):
             steps[kind]()
             tell.batch(epoch + (i + 1) / len(launches))
         loss = training.total.item() / max(1, len(launches))  # the CPU waits for the device here, once an epoch
@@ -141,25 +142,29 @@ class Training:
         self.noise = torch.zeros((), device=self.device)
         self.noise_generator = torch.Generator(self.device)
         self.side_stream = SideStream(self.device, "teacher")
+        self.source = open_source(s)
+        self.images = replace(s.images, x=self.source.x)
         self.sources = self._make_sources()
         self.adapt = method.remedy.adapt() if len(s.held) and stage.images == "all" else None
         if self.adapt is not None:
             n, most = len(s.held), self.sources[0].which.shape[0] // self.adapt.every + 1
             self.held = self._make_batches("held", self.adapt.batch, lambda gen: s.held[shuffle(n, gen)], most=most)
-        self.seconds: list[SecondStream | None] = [None] * len(self.sources)
+        self.seconds = SecondStreams(method, s, stage.name, self.sources, on.seed)
         s.net.train(stage.batch_norm == "train")
 
     def _make_batches(
         self, purpose: str, size: int, order: Callable[[torch.Generator], Tensor], drawn: str = "augment", most: int = 0
     ) -> Batches:
         seed, t, crop, device = self.on.seed, self.s.t, self.on.crop, self.device
+        source = self.source
         return Batches(
-            self.s.images,
+            self.images,
             crop,
             size,
             lambda k: order(generator(seed, t, purpose, "order", k, device=device)),
             lambda shape, k: crop.draw(shape, generator(seed, t, purpose, drawn, k, device=device)),
             most,
+            lambda which, k: source.arrange(which, generator(seed, t, purpose, "blocks", k, device=device)),
         )
 
     def _make_sources(self) -> list[Batches]:
@@ -189,7 +194,7 @@ class Training:
         if short:
             batches.append(self.sources[1].load(epoch, epoch + 1, epoch))
             first, last = first + epoch, last + epoch + 1
-        self._load_second_streams(batches, epoch)
+        self.source.lay_out(self.seconds.load(batches, epoch))
         every = 0 if self.adapt is None else self.adapt.every
         if every:
             self.held.load(-(-first // every), -(-last // every), epoch)
@@ -204,20 +209,6 @@ class Training:
         ends = [bool(short) and i == last - 1 for i in range(first, last)]
         return [len(self.sources) * a + e for a, e in zip(adapts, ends)]
 
-    def _load_second_streams(self, batches: list[Tensor], epoch: int) -> None:
-        """Lay out the second stream beside the batches of each source, if the method has one."""
-        crop, gen = self.on.crop, partial(generator, self.on.seed, self.s.t, self.stage.name, device=self.device)
-        whole, embed = join_batches(self.sources, batches), remember_epoch(self.s.embed)
-        for k, which in enumerate(batches):
-            s, whole = replace(self.s, epoch=whole, embed=embed), replace(whole, first=whole.first + which.numel())
-            more = self.method.more(s, which, gen("more", epoch, k)) if len(which) else None
-            if more is None:
-                continue
-            second = self.seconds[k] = self.seconds[k] or SecondStream(self.s, more, crop, len(self.sources[k].which))
-            shape = tuple(more.where.shape)
-            drawn = crop.draw(shape, gen("augment more", epoch, k)) if more.drawn is None else more.drawn
-            second.lay_out(more.where, drawn)
-
     def count_images(self, launches: list[int]) -> int:
         """Number of images that these steps train on."""
         short = sum(kind % len(self.sources) for kind in launches)
@@ -230,7 +221,7 @@ class Training:
         s = self.s
         changed = [*s.net.state_dict().values(), *self.momentum.values(), *s.state.values(), s.lam, self.total]
         changed += [source.at for source in self.sources]
-        changed += [second.at for second in self.seconds if second is not None]
+        changed += [second.at for second in self.seconds.made.values()]
         changed += [self.held.at] if self.adapt is not None else []
         engine = self.on.engine if self.method.capturable else "eager"
         generators = [self.noise_generator] if self.stage.gradient_noise else []
@@ -258,7 +249,7 @@ class Training:
     ) -> None:
         """One optimisation step on the next batch of a source."""
         b = self.forward(self.sources[k], student, teacher)
-        if (second := self.seconds[k]) is not None:
+        if (second := self.seconds.made.get(k)) is not None:
             b = b._replace(more=self.forward(second, student, teacher, second.more))
         loss = self.objective(self.s, b)
         if adapts and self.adapt is not None:

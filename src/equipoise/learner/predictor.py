@@ -13,7 +13,7 @@ from ..data.augment import Augment, fit_pixels
 from ..data.images import Images
 from ..data.inputs import as_batch, as_pixels, get_image_shape
 from ..data.labels import as_array, as_label, as_labels
-from ..data.ragged import Ragged
+from ..data.stored import Pixels
 from ..engine.predict import compute_outputs
 from ..engine.train import Epoch
 from ..errors import DataError, UsageError
@@ -101,7 +101,7 @@ class Predictor:
             raise UsageError("there are no images")
         return self.logits_at(x, None)
 
-    def logits_at(self, x: Tensor | Ragged, where: Tensor | None) -> Tensor:
+    def logits_at(self, x: Pixels, where: Tensor | None) -> Tensor:
         """The same of the images at these positions."""
         known = Learned(self._now.sizes, self._now.extra)
         with torch.no_grad():  # while a stage trains what is noted, it has gradients
@@ -114,7 +114,7 @@ class Predictor:
             if (found := self.logits_at(x, None).shape[1]) != len(self.classes_):
                 raise DataError(f"it tells {found} classes apart, and has labels for {len(self.classes_)}")
 
-    def outputs(self, x: Tensor | Ragged, where: Tensor | None = None, chunk: int | None = None) -> Iterator[Out]:
+    def outputs(self, x: Pixels, where: Tensor | None = None, chunk: int | None = None) -> Iterator[Out]:
         """The net's output, chunk by chunk, as in prediction."""
         if self._now.net is None:
             raise UsageError("nothing has been learned yet: call learn first")

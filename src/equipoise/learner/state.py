@@ -188,7 +188,7 @@ def check_state(plain: dict[str, Any], finished: bool) -> None:
 def pack_exemplars(exemplars: Images) -> dict[str, Tensor]:
     """Pixels and labels; of images of different sizes, the pixels one after the other, and the sizes."""
     x = exemplars.x
-    if isinstance(x, Ragged):
+    if not isinstance(x, Tensor):
         return {"memory.x": x.compact().pixels, "memory.size": x.size, "memory.y": exemplars.y}
     return {"memory.x": x, "memory.y": exemplars.y}
 

@@ -19,6 +19,7 @@ from ..data.inputs import as_pixels, get_image_shape
 from ..data.labels import as_labels
 from ..data.memory import Budget
 from ..data.randomness import generator
+from ..data.stored import Stored
 from ..engine.predict import View, compute_features
 from ..engine.sgd import check_groups
 from ..engine.train import Position
@@ -65,6 +66,10 @@ class Before:
     def begin(self, new: list[Hashable], statistics: tuple[Tensor, Tensor] | None, fingerprint: str) -> Live:
         """The net with rows for the new classes, and nothing trained yet."""
         old, plan = self.state, self.plan
+        if isinstance(self.images.x, Stored) and self.method.overrides("leave"):
+            raise UsageError(
+                f"{self.method.name} learns pixels of exemplars, which are not on the disk: use --images-on device"
+            )
         net = self.grow(len(new), measure_channels(self.images.x[self.data]) if statistics is None else statistics)
         stages = [stage for stage in self.stages if isinstance(stage, Stage)]
         for stage in stages:
