@@ -37,9 +37,10 @@ def added(default: Any) -> Any:
     return field(default=default, metadata={"added": True})
 
 
-def only_of(names: tuple[str, ...], default: Any = None) -> Any:
-    """A field that only values of these names have; others keep the default, and their records do not have it."""
-    return field(default=default, metadata={"only": names})
+def only_of(names: tuple[str, ...], default: Any = None, young: bool = False) -> Any:
+    """A field that only values of these names have; others keep the default, and their records do not have it. A young
+    one is `added` as well."""
+    return field(default=default, metadata={"only": names} | ({"added": True} if young else {}))
 
 
 def has_field(f: Field[Any], name: object) -> bool:

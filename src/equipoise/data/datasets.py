@@ -74,17 +74,19 @@ def load(
     size: int | None = None,
     subset: str | None = None,
     normalise: str | None = None,
+    images_on: str | None = None,
 ) -> Dataset:
     """Load a data set by name.
 
     CIFAR-100 is read from its official files or archives in `folder` (default: $EQUIPOISE_DATA or
     ~/.cache/equipoise/data), and downloaded if missing; `progress` shows a progress bar. Digits needs no folder.
     For `folder`, imagenet and imagenet-subset, `folder` has the images, or is what `equipoise pack` made of them:
-    `size` is the side of the squares that a net sees, `subset` the definition of ImageNet-Subset, and `normalise` one
-    of STATISTICS.
+    `size` is the side of the squares that a net sees, `subset` the definition of ImageNet-Subset, `normalise` one of
+    STATISTICS, and `images_on` where images are while a net is trained on them: `device` or, read from their shards,
+    `disk`. By default those of more than 64 GiB are on the disk.
     """
     if name in folders.NAMES:
-        return _load_folder(name, folders.read_folder(name, folder, size, subset, progress), normalise)
+        return _load_folder(name, folders.read_folder(name, folder, size, subset, images_on, progress), normalise)
     if name == "digits":
         return _load_digits()
     if name == "cifar100":

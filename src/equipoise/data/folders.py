@@ -17,11 +17,16 @@ from .index import PACK, Index, Numbers, read_info
 from .listing import DEFAULT_SUBSET, Listing, choose_classes, list_folder
 from .packing import LARGE, SMALL, Packing, check_same, choose_packing, pack, sample_sizes, show_progress
 from .shards import Shards, open_shards
+from .stored import Stored
 
 NAMES = ("folder", "imagenet", "imagenet-subset")
 """the data sets that are folders of images, given by --data"""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """mean and standard deviation of ImageNet's channels, as all of the field has them"""
+PLACES = ("device", "disk")
+"""where images are while a net is trained on them"""
+ROOM = 2**36
+"""bytes of images that are on the device unless one chooses: ImageNet-Subset's are, 34 GB, and ImageNet's are not"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,13 @@ class Folder:
     """a hash of classes, labels, sizes and pixels, by the checksums of the index"""
 
 
-def read_folder(name: str, root: Path | None, size: int | None, subset: str | None, progress: bool) -> Folder:
-    """The images of a data set; what is not packed is packed first, which `progress` shows."""
+def read_folder(
+    name: str, root: Path | None, size: int | None, subset: str | None, images_on: str | None, progress: bool
+) -> Folder:
+    """The images of a data set; what is not packed is packed first, which `progress` shows.
+
+    Those that are to stay on the disk, or are more than ROOM where nothing is chosen, are not read.
+    """
     packed = find_or_pack(name, root, size, subset, progress)
     shards = open_shards(packed)
     index = shards.index
@@ -53,7 +63,9 @@ def read_folder(name: str, root: Path | None, size: int | None, subset: str | No
     position[[index.classes.index(one) for one in classes]] = np.arange(len(classes))
     label = position[index.columns["label"]]
     parts = [np.flatnonzero((label >= 0) & (index.columns["test"] == test)) for test in (0, 1)]
-    train, test = (read_images(shards, which, label[which], shape) for which in parts)
+    on_disk = find_place(shards, np.concatenate(parts), shape, images_on) == "disk"
+    open_part = open_images if on_disk else read_images
+    train, test = (open_part(shards, which, label[which], shape) for which in parts)
     mean, std = IMAGENET
     if name == "folder":
         levels = torch.tensor(index.info["levels"], dtype=torch.float64).view(3, 256)
@@ -70,6 +82,25 @@ def read_images(shards: Shards, which: Numbers, label: Numbers, shape: tuple[int
     if max(height, width) > SMALL:
         return Images(x.see(height), y)
     return Images(x.pixels.view(-1, height, width, 3).permute(0, 3, 1, 2).contiguous(), y)
+
+
+def find_place(shards: Shards, which: Numbers, shape: tuple[int, int, int], images_on: str | None) -> str:
+    """Where these images are to be; small ones are always on the device."""
+    if max(shape[1:]) <= SMALL:
+        if images_on == "disk":
+            raise UsageError(f"images of up to {SMALL} pixels are not read while training: remove --images-on disk")
+        return "device"
+    columns = shards.index.columns
+    count = int(3 * (columns["height"][which] * columns["width"][which]).sum())
+    return images_on or ("disk" if count > ROOM else "device")
+
+
+def open_images(shards: Shards, which: Numbers, label: Numbers, shape: tuple[int, int, int]) -> Images:
+    """The images at these positions, on the disk."""
+    columns = shards.index.columns
+    size = np.stack([columns["height"][which], columns["width"][which]], 1)
+    x = Stored(shards, torch.from_numpy(which), torch.from_numpy(size), shape[1])
+    return Images(x, torch.from_numpy(label))
 
 
 # Finding what is packed

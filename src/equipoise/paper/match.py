@@ -47,9 +47,9 @@ NONE = Records([], {})
 
 
 def make_key(run: Run) -> str:
-    """The key of a run's resolved settings without the seed."""
+    """The key of a run's resolved settings without the seed, and wherever its images are."""
     resolved = resolve(run, len(COUNTS[run.data.name]), run.data.shape)
-    return digest(to_plain(replace(resolved, seed=0)))
+    return digest(to_plain(replace(resolved, data=replace(resolved.data, images_on=None), seed=0)))
 
 
 make_cell_key = functools.lru_cache(4096)(make_key)

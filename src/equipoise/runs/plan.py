@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import methods
+from ..data import stored
 from ..data.datasets import Dataset, load, split
 from ..data.images import Images
 from ..data.long_tail import count_long_tail, drop_surplus
 from ..data.memory import Budget, rank_in_class
 from ..data.protocol import order_classes, split_classes
 from ..data.randomness import generator
+from ..data.stored import Stored
 from ..learner import Learner
 from ..method import Method
 from ..remedies import REMEDIES, Standard
@@ -129,10 +131,12 @@ class Prepared:
             now = [s if isinstance(s, str) else to_plain(s) for s in self.run.method.stages(plan)]
             if not stages or stages[-1]["stages"] != now:
                 stages.append({"from": plan.t, "stages": now})
+        shuffled_in = {"block": stored.BLOCK, "window": stored.WINDOW}
         return {
             "data": self.data.fingerprint,
             "normalise": [list(self.data.mean), list(self.data.std)],
             "augment": to_plain(self.learner.augment),
+            **({"shuffled_in": shuffled_in} if self.run.data.images_on == "disk" else {}),
             "stages": stages,
         }
 
@@ -212,6 +216,8 @@ def prepare(
     classes = len(loaded.classes)
     order = order_classes(run.protocol.order, classes)
     run = resolve(run, classes, loaded.shape)
+    if isinstance(loaded.train.x, Stored):
+        run = replace(run, data=replace(run.data, images_on="disk"))
     sizes = compute_sizes(run, classes)
     run.method.check(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
     augment = replace(loaded.augment, brightness=run.data.brightness)

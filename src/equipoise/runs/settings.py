@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..data.augment import Crop
 from ..data.datasets import SHAPES, STATISTICS
-from ..data.folders import NAMES
+from ..data.folders import NAMES, PLACES
 from ..data.listing import DEFAULT_SUBSET, SUBSETS
 from ..errors import UsageError, check, check_choice, make_unknown_error
 from ..method import Method
@@ -39,6 +39,9 @@ class Data:
     normalise: Literal["measured", "imagenet", "cifar100"] | None = only_of(("folder",))
     """mean and standard deviation to normalise with: of the training images, or of a known data set
     (default: measured)"""
+    images_on: Literal["device", "disk"] | None = only_of(NAMES, young=True)
+    """where images are during training: all on the device, or on the disk, in an order that it can follow (default:
+    device up to 64 GiB)"""
 
     def __post_init__(self) -> None:
         check("validation", self.validation, least=0, below=1)
@@ -53,6 +56,7 @@ class Data:
             check("size", self.size, least=8, most=4096, whole=True)
         check_choice("subset", self.subset, None, *SUBSETS)
         check_choice("normalise", self.normalise, None, *STATISTICS)
+        check_choice("images-on", self.images_on, None, *PLACES)
 
     @property
     def choices(self) -> dict[str, Any]:
