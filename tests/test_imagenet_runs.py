@@ -93,6 +93,8 @@ def test_every_method_runs_on_imagenet_from_the_command_to_the_table(
     assert all(line["ours"] and line["seeds"] == "1" and line["last"] == "short" for line in lines)
     made = [json.loads(path.read_text()) for path in Path("records").rglob("result.json")]
     assert len(made) == len(lines)
+    assert run_command(["show", "records/imagenet-subset"]) == 0
+    assert "imagenet-subset (first100)" in capfd.readouterr().out
     for record in made:
         subset = record["run"]["data"]["name"] == "imagenet-subset"
         assert len(record["class_order"]) == (100 if subset else 1000)

@@ -25,6 +25,7 @@ from .words import (
     describe_reused,
     find_machine,
     find_method_title,
+    format_data,
     format_protocol,
     format_remedy,
     format_value,
@@ -134,7 +135,7 @@ def collect_run(found: Found) -> dict[str, Any]:
     except EquipoiseError:
         again = None
     words = [find_method_title(run), format_remedy(run), *describe_changes(result)]
-    words += [paper.DATASETS.get(run["data"]["name"], run["data"]["name"]), format_protocol(result)]
+    words += [format_data(run, paper.DATASETS), format_protocol(result)]
     return {
         "id": found.id,
         "title": ", ".join([*words, f"memory {run['protocol']['memory']}", f"seed {run['seed']}"]),

@@ -19,6 +19,7 @@ from .words import (
     STEPS,
     describe_reused,
     find_default_settings,
+    format_data,
     format_mean,
     format_name,
     format_protocol,
@@ -117,7 +118,7 @@ def compare_settings(groups: Sequence[Sequence[Result]]) -> tuple[dict[str, list
     columns: dict[str, list[str]] = {
         "method": [write_method(run["method"]) for run in runs],
         "remedy": [format_remedy(run) for run in runs],
-        "data": [run["data"]["name"] for run in runs],
+        "data": [format_data(run) for run in runs],
         "classes": [format_protocol(result) for result in firsts],
         "memory": [run["protocol"]["memory"] for run in runs],
         "epochs": [str(run["recipe"]["epochs"]) for run in runs],
@@ -162,7 +163,7 @@ def print_result(result: Result, console: Console) -> None:
     words = [
         write_method(run["method"]),
         format_remedy(run),
-        run["data"]["name"],
+        format_data(run),
         f"memory {run['protocol']['memory']}",
     ]
     words += [f"seed {run['seed']}"]

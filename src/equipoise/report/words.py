@@ -106,6 +106,13 @@ def format_remedy(run: Mapping[str, Any]) -> str:
     return " ".join([str(remedy.get("name")).replace("-", " ").capitalize(), *words])
 
 
+def format_data(run: Mapping[str, Any], titles: Mapping[str, str] | None = None) -> str:
+    """The data set of a run, by its title if there is one; of ImageNet-Subset with its definition."""
+    name, subset = run["data"]["name"], run["data"].get("subset")
+    name = (titles or {}).get(name, name)
+    return f"{name} ({subset})" if subset else str(name)
+
+
 def format_protocol(result: Result) -> str:
     """The steps in a few characters: 50 + 5 × 10."""
     base, steps = (int(result["run"]["protocol"].get(name) or 0) for name in ("base", "steps"))
@@ -156,6 +163,7 @@ PHRASES = {
     "protocol.select": "{} exemplars",
     "data.brightness": "brightness {}",
     "data.imbalance": "imbalance {}",
+    "data.size": "{} pixels",
 }
 """how changes of the protocol and the data are written"""
 
