@@ -61,9 +61,9 @@ MUTATIONS = (
     Mutation(
         "herding ignores what is chosen", "data/memory.py", "chosen_sum += D[classes, i]", "chosen_sum += 0", "memory"
     ),
-    Mutation(
-        "α weighs the new classes", "remedies.py", "self.alpha * n, n)", "n, self.alpha * n)", "equations remedies"
-    ),
+    Mutation("α weighs the new classes", "remedies.py", "float) * n, n)", "float) * n, 2 * n)", "equations remedies"),
+    Mutation("a training begins at the last number", "losses.py", "(1 - w) * read(first)", "w * read(first)", "ramps"),
+    Mutation("α does not change", "engine/train.py", "done=epoch /", "done=0 * epoch /", "ramps"),
     Mutation(
         "ε in percent of an old class", "remedies.py", "torch.where(past, 0, n).max()", "n.min()", "equations remedies"
     ),

@@ -115,6 +115,7 @@ class Busy(ILBaseline):
 NOISY = {"gradient_noise": 0.01, "recipe": Recipe(epochs=2, batch=16, last="short")}
 RECORDED = {
     "balanced": (ILBaseline(Balanced()), {}),
+    "changing α": (ILBaseline(Balanced("0.1:1")), {}),
     "meta": (ILBaseline(Meta(every=2, alpha_lr=5.0)), {}),
     "busy": (Busy(), NOISY),
 }

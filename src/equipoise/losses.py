@@ -9,7 +9,8 @@ Every classification loss of the paper is cross_entropy(z + log λ, y); only λ 
 | Relaxed(ε)    | ε                 | n_i              | 6        |
 | Meta          | α n_i, α learned  | n_i              | 5, Alg. 1 |
 
-n_i is the number of training images of class i in the current step. Predictions use plain z.
+n_i is the number of training images of class i in the current step. Predictions use plain z. α and ε may change in the
+course of a training (`follow_ramp`), which the paper's do not.
 Jodelet, Liu and Murata, "Balanced softmax cross-entropy for incremental learning with and without memory",
 Computer Vision and Image Understanding 225, 2022.
 """
@@ -17,13 +18,27 @@ Computer Vision and Image Understanding 225, 2022.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+Number = float | Tensor
+
+
+def follow_ramp(value: float | str, done: float, read: Callable[[str], Number]) -> Number:
+    """A number that may change in the course of a training, when the part `done` of it is done; 1 is its last epoch.
+
+    (1 − w) first + w last with w = done, or (1 − cos(π done)) / 2. `settings.spell_ramp` says how it is written.
+    """
+    first, *rest = str(value).split(":")
+    if not rest:
+        return read(first)
+    w = (1 - math.cos(math.pi * done)) / 2 if "cosine" in rest else done
+    return (1 - w) * read(first) + w * read(rest[0])
 
 
 def log_weights(lam: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from .nets import Batch, Out
 from .nets.backbones import Backbone, ResNet18, ResNet32, SmallNet, choose_scale
 from .nets.heads import Head, LinearHead
 from .remedies import Remedy, Standard
-from .settings import check_fields, name_class
+from .settings import check_fields, is_ramp, name_class
 from .step import CHOOSE, EVERYTHING, Finetune, Group, Learned, More, Plan, Recipe, Shape, Stage, Stages, Step
 
 COMPILED, EAGER = 105_110 / 43_671, 105_110 / 6_673
@@ -232,6 +232,11 @@ class Method:
         """Refuse invalid settings; `shares` are the numbers of images per old class in later steps."""
         self.check_needs(*shares)
         self.remedy.check_memory(*shares)
+        if ramps := [value for value in vars(self.remedy).values() if is_ramp(value)]:
+            later = self.stages(Plan(1, (1, 1), (3, 32, 32), (2, 2), 1, 1))
+            if not any(isinstance(stage, Stage) for stage in later):
+                words = f"{self.name} trains in the base step only, where {ramps[0]} has no effect"
+                raise UsageError(f"{words}: use one number")
         finetune, default = self.finetuning(), self.reset_finetuning(max(shares, default=1) > 0).finetuning()
         if finetune is not None and finetune.epochs and finetune != default:
             raise UsageError(

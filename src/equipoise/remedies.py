@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from .data.memory import EVERYTHING, oversample
-from .errors import UsageError, check
-from .losses import rescaled_cross_entropy, separated_cross_entropy, weighted_cross_entropy
-from .settings import check_fields, name_class, number
+from .errors import UsageError
+from .losses import follow_ramp, rescaled_cross_entropy, separated_cross_entropy, weighted_cross_entropy
+from .settings import check_fields, name_class, number, spell_amount, spell_number, spell_ramp
 from .step import Adapt, Finetune, Plan, Recipe, Stage, Step
 
 TINY, HUGE = 1e-6, 1e6
@@ -114,12 +115,18 @@ class Balanced(Weighted):
     """Balanced softmax cross-entropy (eqs. 3 and 5): λ_i = n_i, times α for the old classes."""
 
     name: ClassVar[str] = "balanced"
-    alpha: float = number(1.0, least=TINY, most=HUGE)
-    """importance of old classes in the softmax; below 1, old classes are protected more"""
+    alpha: float | str = 1.0
+    """importance of old classes in the softmax; below 1, old classes are protected more; 0.1:1 changes from 0.1 in the
+    first epoch of a step to 1 in its last, 0.1:1:cosine as half a cosine"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        spell = partial(spell_number, least=TINY, most=HUGE)
+        object.__setattr__(self, "alpha", spell_ramp("alpha", self.alpha, spell))
 
     def lam(self, n: Tensor, past: Tensor, s: Step) -> Tensor:
         """α n_i for old classes, n_i for new ones."""
-        return torch.where(past, self.alpha * n, n)
+        return torch.where(past, follow_ramp(self.alpha, s.done, float) * n, n)
 
 
 @dataclass(frozen=True)
@@ -128,30 +135,24 @@ class Relaxed(Weighted):
 
     name: ClassVar[str] = "relaxed"
     epsilon: float | str = "0.2%"
-    """λ of the old classes: a count, or a percentage of the images of the largest new class"""
+    """λ of the old classes: a count, or a percentage of the images of the largest new class; 2%:0.2% changes from 2% in
+    the first epoch of a step to 0.2% in its last, 2%:0.2%:cosine as half a cosine"""
 
     def __post_init__(self) -> None:
-        text = str(self.epsilon).strip()
-        try:
-            number = float(text.removesuffix("%"))
-        except ValueError:
-            raise UsageError(f"epsilon must be a count or a percentage such as 0.2%, not {text!r}") from None
-        check("epsilon", number, least=0, most=HUGE)
-        if number != 0:
-            check("an epsilon that is not 0", number, least=TINY)
-        # One spelling, so that equal settings are equal: 1 and "1" and "1.0", or "0.2%" and "0.20 %".
-        percentage = repr(number + 0.0).removesuffix(".0") + "%"  # adding 0 makes −0 a 0
-        object.__setattr__(self, "epsilon", percentage if text.endswith("%") else number + 0.0)
+        spell = partial(spell_amount, least=TINY, most=HUGE)
+        object.__setattr__(self, "epsilon", spell_ramp("epsilon", self.epsilon, spell))
 
-    def value(self, largest: float | Tensor) -> float | Tensor:
+    def value(self, largest: float | Tensor, done: float = 0.0) -> float | Tensor:
         """ε as a count, where the largest new class has `largest` images."""
-        if isinstance(self.epsilon, str):
-            return largest * (float(self.epsilon.removesuffix("%")) / 100)
-        return self.epsilon
+
+        def count(word: str) -> float | Tensor:
+            return largest * (float(word.removesuffix("%")) / 100) if word.endswith("%") else float(word)
+
+        return follow_ramp(self.epsilon, done, count)
 
     def check_memory(self, *shares: int) -> None:
         """Refuse ε = 0 with a memory."""
-        if self.value(1.0) == 0 and max(shares, default=0) > 0:
+        if 0 in (self.value(1.0), self.value(1.0, 1.0)) and max(shares, default=0) > 0:
             raise UsageError(
                 "epsilon 0 leaves old classes out of the softmax, so that an image from memory has an infinite loss: "
                 "use memory 0, an epsilon above 0, or the balanced loss"
@@ -160,7 +161,7 @@ class Relaxed(Weighted):
     def lam(self, n: Tensor, past: Tensor, s: Step) -> Tensor:
         """ε for old classes, n_i for new ones."""
         largest = torch.where(past, 0, n).max()
-        return torch.where(past, self.value(largest), n)
+        return torch.where(past, self.value(largest, s.done), n)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,52 @@ def check_fields(value: Any, prefix: str = "") -> None:
             check_choice(name, one, *typing.get_args(hints[f.name]))
 
 
+def spell_number(name: str, value: object, least: float, most: float) -> float:
+    """A number, which may be given as text, within these bounds."""
+    try:
+        number: Any = float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise UsageError(f"{name} must be a number, or two as in 0.1:1, not {value!r}") from None
+    check(name, number, least=least, most=most)
+    return number  # type: ignore[no-any-return]
+
+
+def spell_amount(name: str, value: object, least: float, most: float) -> float | str:
+    """A count as a number, or a percentage as text such as 0.2%; 0, or within these bounds."""
+    text = str(value).strip()
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"{name} must be a count or a percentage such as 0.2%, not {text!r}") from None
+    check(name, number, least=0, most=most)
+    if number != 0:
+        check(f"an {name} that is not 0", number, least=least)
+    number += 0.0  # makes −0 a 0
+    return repr(number).removesuffix(".0") + "%" if text.endswith("%") else number
+
+
+def is_ramp(value: object) -> bool:
+    """Whether a setting is a number that changes in the course of a training."""
+    return isinstance(value, str) and ":" in value
+
+
+def spell_ramp(name: str, value: object, spell: Callable[[str, object], float | str]) -> float | str:
+    """A number that may change in the course of a training: one as `spell` has it, or two with a colon between them.
+
+    It changes linearly, or with `:cosine` behind as half a cosine. It has one spelling, so that equal settings are
+    equal.
+    """
+    if not is_ramp(value):
+        return spell(name, value)
+    first, last, *shape = (part.strip() for part in str(value).split(":"))
+    ends = [str(spell(name, end)).removesuffix(".0") for end in (first, last)]
+    if shape not in ([], ["linear"], ["cosine"]):
+        raise UsageError(f"{name} changes from one number to another as in 0.1:1 or 0.1:1:cosine, not as in {value!r}")
+    if ends[0] == ends[1]:
+        raise UsageError(f"{name} {value} does not change: use {ends[0]}")
+    return ":".join([*ends, *shape]).removesuffix(":linear")
+
+
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)

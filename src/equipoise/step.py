@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 """of an image: (channels, height, width)"""
+View = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,8 @@ class Step(Plan):
     """computes features of images, in eval mode"""
     epoch: AugmentedEpoch | None = field(kw_only=True, default=None)
     """the epoch that begins, as it is augmented; for `more` only"""
+    done: float = field(kw_only=True, default=0.0)
+    """the part of the stage that is done, from 0 in its first epoch to 1 in its last; for λ only"""
 
     @property
     def past(self) -> Tensor:
@@ -246,9 +249,7 @@ class Step(Plan):
 class Embed(Protocol):
     """Computes features of images. Not for objectives."""
 
-    def __call__(
-        self, net: Net, where: Tensor | AugmentedEpoch, view: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def __call__(self, net: Net, where: Tensor | AugmentedEpoch, view: View | None = None) -> Tensor:
         """h of the images at these positions, or of those of an epoch, transformed by `view`."""
 
 

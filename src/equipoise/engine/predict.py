@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.func import functional_call
 from ..data.augment import AugmentedEpoch
 from ..data.stored import Pixels, Stored
 from ..nets import Net, Out
+from ..step import View
 from .device import use_device
 from .feed import Feed, Resident, Source
 from .pixels import take
@@ -23,8 +24,6 @@ AHEAD = 2**27
 """bytes of a half of the window through which images on the disk are seen"""
 FEW = 150
 """up to so many images, converting the layout of weights does not pay (benchmarks/README.md)"""
-
-View = Callable[[Tensor], Tensor]
 
 
 def compute_outputs(

@@ -198,9 +198,10 @@ class Training:
         every = 0 if self.adapt is None else self.adapt.every
         if every:
             self.held.load(-(-first // every), -(-last // every), epoch)
-        rate = self.stage.recipe.lr_at(epoch)
+        s, recipe = self.s, self.stage.recipe
+        s.lam.copy_(self.method.lam(replace(s, done=epoch / max(1, recipe.epochs - 1))))  # in place, for a CUDA graph
         for group in self.groups:
-            group.lr.fill_(rate * group.factor)
+            group.lr.fill_(recipe.lr_at(epoch) * group.factor)
         if self.stage.gradient_noise:
             self.noise.fill_(math.sqrt(self.stage.gradient_noise / (1 + epoch) ** 0.55))  # the formula is a variance
             self.noise_generator.manual_seed(derive_seed(self.on.seed, self.s.t, self.stage.name, "noise", epoch))
@@ -220,9 +221,8 @@ class Training:
         """Prepare the steps as functions; returns them and the engine used."""
         s = self.s
         changed = [*s.net.state_dict().values(), *self.momentum.values(), *s.state.values(), s.lam, self.total]
-        changed += [source.at for source in self.sources]
-        changed += [second.at for second in self.seconds.made.values()]
-        changed += [self.held.at] if self.adapt is not None else []
+        tables = [*self.sources, *self.seconds.made.values(), *([] if self.adapt is None else [self.held])]
+        changed += [table.at for table in tables]
         engine = self.on.engine if self.method.capturable else "eager"
         generators = [self.noise_generator] if self.stage.gradient_noise else []
         drawn = self.noise_generator.get_state()

@@ -20,7 +20,7 @@ from ..data.labels import as_labels
 from ..data.memory import Budget
 from ..data.randomness import generator
 from ..data.stored import Stored
-from ..engine.predict import View, compute_features
+from ..engine.predict import compute_features
 from ..engine.sgd import check_groups
 from ..engine.train import Position
 from ..errors import DataError, UsageError, format_count
@@ -28,7 +28,7 @@ from ..method import Method
 from ..nets import Net
 from ..nets.heads import RowsHead
 from ..nets.modules import ModuleSource
-from ..step import Plan, Recipe, Stage, Stages, Step
+from ..step import Plan, Recipe, Stage, Stages, Step, View
 from .arguments import check_shape, find_new_classes
 from .state import Live, State, new_net, place
 
