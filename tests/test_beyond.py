@@ -1,4 +1,4 @@
-"""Tables beyond the paper: other orders of the classes, and how Meta's rate is chosen."""
+"""Tables beyond the paper: other orders of the classes, the choice of Meta's rate, α and ε that change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from records import make_record
 
-from equipoise import Meta, paper
+from equipoise import Balanced, Meta, Relaxed, paper
 from equipoise.paper.match import fill, load_records, make_key
 from equipoise.report import grid
 from equipoise.report.collect import collect_table
@@ -85,3 +85,22 @@ def test_the_rate_is_chosen_without_test_images_and_on_another_order() -> None:
     assert [cell.paper for cell in tests] == [49.63, 49.63]
     assert [cell.run.method.remedy for cell in tests if cell.run] == [Meta(alpha_lr=1.0), Meta()]
     assert {(cell.run.protocol.order, cell.run.data.validation) for cell in tests if cell.run} == {("1993", 0.0)}
+
+
+def test_what_changes_stands_beside_constants() -> None:
+    table = paper.make_table("schedules")
+    runs = {row.name: row.cells[0].run for row in table.rows}
+    assert len(runs) == len({make_key(run) for run in runs.values() if run}) == 18
+    remedies = {name: run.method.remedy for name, run in runs.items() if run}
+    assert remedies["IL-Baseline, Balanced α 1 to 0.1, cosine"] == Balanced("1:0.1:cosine")
+    assert remedies["IL-Baseline, Balanced α 0.1 to 1"] == Balanced("0.1:1")
+    assert remedies["PODNet, Relaxed ε 2% to 0.02%"] == Relaxed("2%:0.02%")
+    others = {
+        make_key(cell.run)
+        for id in ("table5", "epsilon")
+        for row in paper.make_table(id).rows
+        for cell in row.cells
+        if cell.run and cell.run.data.name == "cifar100"
+    }
+    constant = [name for name, run in runs.items() if run and make_key(run) in others]
+    assert constant == [name for name in runs if " to " not in name] and len(constant) == 6

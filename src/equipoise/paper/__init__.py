@@ -15,7 +15,7 @@ from ..data.datasets import COUNTS
 from ..data.memory import Budget
 from ..errors import make_unknown_error
 from ..settings import list_changes
-from .beyond import anytime, batches, bounds, choice, costs, orders, separated, tails
+from .beyond import anytime, batches, bounds, choice, costs, orders, schedules, separated, tails
 from .cells import DATASETS, Cell, Table
 from .comparators import comparators
 from .tables import confusion, epsilon, table1, table2, table3, table4, table5, table6, text
@@ -23,7 +23,7 @@ from .tables import confusion, epsilon, table1, table2, table3, table4, table5, 
 __all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_on_digits"]
 
 PRINTED = (table1, table2, table3, table4, table5, table6, confusion, epsilon, text)
-BEYOND = (comparators, batches, choice, orders, anytime, separated, tails, bounds, costs)
+BEYOND = (comparators, batches, choice, orders, anytime, separated, schedules, tails, bounds, costs)
 MAKERS: dict[str, Callable[[], Table]] = {make.__name__: make for make in (*PRINTED, *BEYOND)}
 
 

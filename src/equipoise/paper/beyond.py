@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from ..methods.bounds import FineTuning, Joint
 from ..methods.il_baseline import ILBaseline
 from ..methods.lucir import LUCIR
 from ..methods.podnet import PODNet
-from ..remedies import Balanced, BalancedFinetuning, Meta, SeparatedSoftmax
+from ..remedies import Balanced, BalancedFinetuning, Meta, Relaxed, SeparatedSoftmax
 from ..runs.settings import Protocol
 from .cells import (
     BALANCED,
     IL,
     META,
+    RELAXED,
     ROWS,
     Cell,
     Column,
@@ -97,6 +99,30 @@ def anytime() -> Table:
         "two. 20 images of every class kept; measured on test images, by which nothing is chosen"
     )
     return Table("anytime", "Inference at any time", caption, tuple(made), look=10)
+
+
+def schedules() -> Table:
+    """α and ε that change in the course of a step, beside constants: the default, and about the mean of the ends."""
+    alphas = {"α 1": "1", "α 0.5": "0.5"} | name_ramps("α", "0.1", "1")
+    rows = []
+    for words, alpha in alphas.items():
+        run = make_run(ILBaseline(Balanced(alpha)), "cifar100", Protocol(steps=5, memory="20"))
+        rows.append(Row(f"{IL}, {BALANCED} {words}", make_three_cells(run, "CIFAR-100, 5 steps")))
+    epsilons = {"ε 0.2%": "0.2%", "ε 1%": "1%"} | name_ramps("ε", "0.02%", "2%")
+    for method, (words, epsilon) in itertools.product((LUCIR(), PODNet()), epsilons.items()):
+        run = make_run(method.with_remedy(Relaxed(epsilon)), "cifar100", Protocol(steps=5, memory="0"))
+        rows.append(Row(f"{method.title}, {RELAXED} {words}", make_three_cells(run, "CIFAR-100, 5 steps")))
+    caption = (
+        "α and ε that go from one number in the first epoch of every step to another in its last, linearly or as half "
+        "a cosine, beside constants: half of the classes, then 5 steps; 20 images of a class kept with α, none with ε"
+    )
+    return Table("schedules", "α and ε that change", caption, tuple(rows))
+
+
+def name_ramps(letter: str, low: str, high: str) -> dict[str, str]:
+    """Both ways between two numbers, linearly and as half a cosine, by how they are called."""
+    ways = itertools.product(((low, high), (high, low)), (("", ""), (":cosine", ", cosine")))
+    return {f"{letter} {a} to {b}{words}": f"{a}:{b}{shape}" for (a, b), (shape, words) in ways}
 
 
 def tails() -> Table:
