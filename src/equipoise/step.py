@@ -118,8 +118,7 @@ class Stage:
     remedy: Remedy | None = None
     """None for the method's"""
     gradient_noise: float = 0.0
-    """η of Gaussian noise on gradients with variance η / (1 + epoch)^0.55 (Neelakantan et al., 2015); 0 for none. In a
-    batch of half the size its deviation is twice as large, so that it is the same on the sum over the images"""
+    """η of Gaussian noise on gradients with variance η / (1 + epoch)^0.55 (Neelakantan et al., 2015); 0 for none"""
 
 
 CHOOSE: Final = "choose"

@@ -259,6 +259,7 @@ class Training:
             loss = self.objective(self.s, b)
         grads = compute_gradient(loss, self.weights)
         if self.stage.gradient_noise:
+            # In a batch of half the size it is twice as large, so that it is the same on the sum over the images.
             noise = self.noise * (self.stage.recipe.batch / self.sources[k].size)
             for g in grads.values():
                 g.add_(noise * torch.empty_like(g).normal_(generator=self.noise_generator))
