@@ -63,6 +63,13 @@ def test_every_seed_gives_each_class_once(seed: int, classes: int) -> None:
     assert order == order_classes(str(seed), classes)
 
 
+def test_the_order_of_podnet() -> None:
+    order = order_classes("podnet", 100)
+    assert order[:6] == [87, 0, 52, 58, 44, 91] and order[-3:] == [26, 35, 39] and sorted(order) == list(range(100))
+    with pytest.raises(UsageError, match="--order podnet is that of the 100 classes of CIFAR-100, and there are 10"):
+        order_classes("podnet", 10)
+
+
 def test_natural_order() -> None:
     assert order_classes("natural", 7) == [0, 1, 2, 3, 4, 5, 6]
 

@@ -50,6 +50,8 @@ def rehearse_on_digits(table: Table) -> Table:
         if kept.total is not None:  # as many of each class
             kept = replace(kept, total=kept.total * len(COUNTS["digits"]) // len(COUNTS["cifar100"]))
         protocol = replace(run.protocol, memory=str(kept))
+        if protocol.order == "podnet":  # an order of a hundred classes
+            protocol = replace(protocol, order="natural")
         if run.data.imbalance > 1:  # five steps of one class have nothing to be imbalanced
             protocol = replace(protocol, steps=1)
         there = replace(run, data=replace(run.data, name="digits"), protocol=protocol)

@@ -101,7 +101,8 @@ class Protocol:
     steps: int | None = None
     """steps after the base step, of equally many classes"""
     order: str = "1993"
-    """order of the classes: a NumPy seed, `natural`, or a file that lists the labels"""
+    """order of the classes: a NumPy seed, `natural`, `podnet` (PODNet's first, of CIFAR-100), or a file that lists the
+    labels"""
     memory: str = "20"
     """exemplars kept: 20 of every class, total:2000 in all, 0, or all"""
     select: Literal["herding", "random"] = "herding"
