@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,13 +51,19 @@ class DDE(Around):
     reason = "its loss mixes softmaxes over all classes"
     hosts = ("lucir", "podnet")
     cost: ClassVar[float] = 4.0  # by arithmetic: ten more forward passes beside the four or so of a host
-    whole_imagenet: ClassVar = {"neighbours": 1}
+    # Around LUCIR, the authors' command for ImageNet-Subset has 5 where LUCIR's own has 10.
+    imagenet: ClassVar[Any] = property(lambda self: self.weigh_host(5.0))
+    whole_imagenet: ClassVar[Any] = property(lambda self: {"neighbours": 1, **self.weigh_host(10.0)})
     host: Method = field(default_factory=LUCIR)
     """the method that it wraps"""
     neighbours: int = number(10, whole=True, least=1)
     """images whose softmaxes are mixed in; fewer new images repeat. The original has 1 for the whole of ImageNet"""
     effect: float = number(0.5, least=0, most=1e6)
     """a, how much of the momentum effect is removed from predictions"""
+
+    def weigh_host(self, lambda_base: float) -> dict[str, Any]:
+        """The change of LUCIR's weight, if that is the host."""
+        return {"host": {"lambda_base": lambda_base}} if isinstance(self.host, LUCIR) else {}
 
     def objective(self, s: Step, b: Batch) -> Tensor:
         """The host's loss, with q in its softmax."""
