@@ -226,6 +226,18 @@ def test_the_help_has_the_flags_of_the_data_set(isolated: None, capsys: Any) -> 
         assert [flag for flag in ("--size", "--subset", "--normalise") if f"\n  {flag} " in shown] == flags
 
 
+def test_what_cannot_be_augmented_is_refused_before_anything_is_computed(
+    tmp_path: Path, isolated: None, capsys: Any
+) -> None:
+    root = make_tree(tmp_path / "data", width=100, height=80)
+    words = f"run eeil --dataset folder --data {root} --size 72 --shift 63 {QUICK} --out one"
+    assert run_command(words.split()) == 2
+    assert "eeil cannot change brightness and contrast of images that are cropped at random sizes" in (
+        capsys.readouterr().err
+    )
+    assert not Path("one/run.json").exists()
+
+
 def test_large_images_are_cropped_in_training_and_seen_in_the_middle(tmp_path: Path, isolated: None) -> None:
     root = make_tree(tmp_path / "data", train=5, width=120, height=90)
     words = f"run il-baseline --dataset folder --data {root} --size 72 {QUICK} --batch 5 --out large"

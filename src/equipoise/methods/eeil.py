@@ -80,7 +80,8 @@ class EEIL(Method):
             return crop
         if not isinstance(crop, Crop):
             raise UsageError(
-                "eeil changes brightness and contrast of images of one size only: remove shift and contrast"
+                "eeil cannot change brightness and contrast of images that are cropped at random sizes, such as "
+                "ImageNet's: remove shift and contrast"
             )
         return Jitter(**vars(crop), shift=self.shift, contrast=self.contrast)
 

@@ -221,6 +221,7 @@ def prepare(
     sizes = compute_sizes(run, classes)
     run.method.check(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
     augment = replace(loaded.augment, brightness=run.data.brightness)
+    run.method.augmentation(augment)  # refuses what it cannot augment, before anything is computed
     normalise = (loaded.mean, loaded.std)
     learner = Learner(run.method, budget, recipe=run.recipe, augment=augment, normalise=normalise, **made)
     # Labels become positions in the learning order: the classes learned so far are those below N_t.
