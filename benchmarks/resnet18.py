@@ -1,7 +1,7 @@
 """Where the time of training ResNet-18 at 224 pixels goes, and what would make it faster: kernels, and variants.
 
     python benchmarks/resnet18.py --profile
-    python benchmarks/resnet18.py --variants stem stem+sums
+    python benchmarks/resnet18.py --variants as-it-is kernels stem stem+sums
 
 Every variant is a whole compiled step as in `equipoise bench --size 224 --rows "resnet18 compiled"`, with the same
 weights and, but for rounding, the same results. The profile is of the kernels of a step as it is, by their total time.
@@ -142,6 +142,14 @@ def fold_teacher(engine: Engine, s: Step) -> tuple[Features, Features | None]:
     return student, Folded(s.teacher.backbone, torch.bfloat16 if s.n.is_cuda else torch.float32)
 
 
+def use_kernels(engine: Engine, s: Step) -> tuple[Features, Features | None]:
+    """In place of `get_backbones`: our own kernels between cuDNN's convolutions, and nothing compiled by torch."""
+    from equipoise.engine.kernels.resnet18 import Training
+
+    assert isinstance(s.net.backbone, Residual)
+    return Training(s.net.backbone), fold_teacher("captured", s)[1]
+
+
 @contextlib.contextmanager
 def try_all_algorithms() -> Iterator[None]:
     """Let cuDNN try all its algorithms, instead of ten, for each convolution."""
@@ -168,6 +176,7 @@ VARIANTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "stem": lambda: patch.object(Residual, "stem", wide_stem),
     "sums": lambda: patch.object(nn.BatchNorm2d, "forward", normalise_by_sums),
     "folded": lambda: patch.object(train, "get_backbones", fold_teacher),
+    "kernels": lambda: patch.object(train, "get_backbones", use_kernels),
     "descent": set_inductor(coordinate_descent_tuning=True),
     "autotune": set_inductor(max_autotune_pointwise=True),
 }
@@ -205,7 +214,7 @@ def main() -> None:
     """Measure what the command line names."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--variants", nargs="*", default=[], help=", ".join(VARIANTS) + ", joined by +")
-    flags.add_argument("--profile", action="store_true")
+    flags.add_argument("--profile", choices=VARIANTS, nargs="?", const="as-it-is", help="of which variant")
     flags.add_argument("--net", choices=METHODS, default="resnet18")
     flags.add_argument("--teacher", action="store_true")
     flags.add_argument("--batch", type=int, default=128)
@@ -233,7 +242,8 @@ def main() -> None:
         if f.profile:
             free_memory(device)
             profiled = Profiled(device.type == "cuda")
-            measure_training(row, on, images, profiled)
+            with VARIANTS[f.profile]():
+                measure_training(row, on, images, profiled)
             profiled.show(f.images / METHODS[f.net][1] / f.batch, f.most)
 
 
