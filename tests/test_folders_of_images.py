@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -30,6 +33,7 @@ from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
 from equipoise.settings import to_plain
 
 CPU = Machine("cpu", "fp32")
+CIFAR100 = Path(__file__).parents[2] / "shared/data/cifar100"
 MINI = Path(__file__).parents[2] / "shared/data/mini-imagenet"
 
 
@@ -59,7 +63,12 @@ def test_cifar_as_a_folder_of_png_gives_the_record_of_cifar(tmp_path: Path, few:
     """Bit for bit on the CPU: the same images in the same order, classes, augmentation, net and recipe."""
     write_images(tmp_path / "png", *few, cifar100.CLASSES)
     settings = {"protocol": Protocol(4, 2, memory="3"), "recipe": Recipe(2, batch=16, lr=0.05)}
-    own = run(Run(ILBaseline(), Data("cifar100"), **settings), tmp_path / "own", CPU)
+    assert_equal_records(tmp_path, settings)
+
+
+def assert_equal_records(tmp_path: Path, settings: dict[str, Any], files: Path | None = None) -> None:
+    """A run on CIFAR-100 from its own files, and one on the folder png, have equal records and equal weights."""
+    own = run(Run(ILBaseline(), Data("cifar100"), **settings), tmp_path / "own", CPU, Options(files))
     png = Data("folder", normalise="cifar100")
     other = run(Run(ILBaseline(), png, **settings), tmp_path / "other", CPU, Options(tmp_path / "png"))
     assert other["run"].pop("data") == {
@@ -73,6 +82,33 @@ def test_cifar_as_a_folder_of_png_gives_the_record_of_cifar(tmp_path: Path, few:
     for name in ("learner.json",):
         a, b = (json.loads((tmp_path / part / "model" / name).read_bytes()) for part in ("own", "other"))
         assert a["sha256"] == b["sha256"]  # of all weights
+
+
+@pytest.mark.skipif(not CIFAR100.is_dir(), reason="the copy of CIFAR-100 for development is not here")
+def test_real_images_of_cifar_as_png_give_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of its classes among its first images, read from files in its own layout, and from PNG."""
+    parts = {}
+    meta = np.load(CIFAR100 / "meta.npz")
+    with zipfile.ZipFile(CIFAR100 / "part1.zip") as archive:
+        labels = np.load(io.BytesIO(archive.read("labels.npz")))
+        for part in ("train", "test"):
+            first = min(name for name in archive.namelist() if name.startswith(f"{part}_"))
+            at = 500 * int(re.sub(r"\D", "", first))
+            x = np.asarray(Image.open(io.BytesIO(archive.read(first))).convert("RGB")).reshape(-1, 32, 32, 3)
+            parts[part] = x.transpose(0, 3, 1, 2), labels[f"{part}_labels"][at : at + len(x)]
+    common = sorted(np.bincount(parts["train"][1], minlength=100).argsort()[-4:].tolist())
+    monkeypatch.setattr(cifar100, "CLASSES", tuple(str(meta["classes"][label]) for label in common))
+    images = []
+    for part, (x, y) in parts.items():
+        x, y = x[np.isin(y, common)], np.searchsorted(common, y[np.isin(y, common)])
+        table = np.concatenate([np.zeros((len(y), 1)), y[:, None], x.reshape(len(y), -1)], 1).astype(np.uint8)
+        (tmp_path / f"{part}.bin").write_bytes(table.tobytes())
+        monkeypatch.setitem(cifar100.MD5, f"{part}.bin", hashlib.md5(table.tobytes()).hexdigest())
+        images.append(Images(torch.from_numpy(x.copy()), torch.from_numpy(y.astype(np.int64))))
+    monkeypatch.setattr(cifar100, "RECORDS", tuple(map(len, images)))
+    write_images(tmp_path / "png", images[0], images[1], cifar100.CLASSES)
+    settings = {"protocol": Protocol(2, 2, memory="2"), "recipe": Recipe(2, batch=8, lr=0.05)}
+    assert_equal_records(tmp_path, settings, tmp_path)
 
 
 def drop_times(record: Any) -> None:
