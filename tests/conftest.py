@@ -1,6 +1,5 @@
 """What tests share: one thread (on a small shared machine two are several times slower), and a place of their own."""
 
-import functools
 import multiprocessing
 import os
 
@@ -8,12 +7,13 @@ import matplotlib
 import pytest
 import torch
 from forks import FORKS
+from squares import READ_DIGITS
 
 from equipoise.data import datasets
 
 torch.set_num_threads(1)
 os.fsync = lambda fd: None  # no test cuts the power, and waiting for the disk takes most of the time of a save
-datasets._read_digits = functools.cache(datasets._read_digits)  # read by every run, in a sixth of a short one's time
+datasets._read_digits = READ_DIGITS
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from attempts import NEVER, Moment, attempt
+from forks import FORKS, ForkedProcess
 from squares import digits_of
 from torch import Tensor
 
@@ -44,7 +46,8 @@ SECONDS = {f"{what}seconds" for what in ("", "training_", "preparing_", "refitti
 TIMES = SECONDS | {"images_per_second"}
 EPOCHS = 4
 CPU = Machine("cpu", "fp32")
-NEVER = (-1, "", -1)
+EACH = 30
+"""digits of each class to train on"""
 
 FINETUNE = Finetune(3, 0.05, batch=32)
 METHODS: dict[str, Method] = {
@@ -78,7 +81,7 @@ SHORT: dict[str, Run] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def few() -> Iterator[None]:
-    with digits_of(50):
+    with digits_of(EACH):
         yield
 
 
@@ -86,130 +89,46 @@ def run(one: Run, out: Path, every: float = 30.0, store: Path | None = None, wat
     return run_on(one, out, CPU, Options(store=store, checkpoint=every), watch)
 
 
-# The text of what runs in processes of its own. Each does one attempt and notes the epochs that it trains; `fatal`
-# is the number of the renaming of a file at which it kills itself, just before it.
-ATTEMPT = """
-import os, signal, sys
-from pathlib import Path
+# From the interpreter's start to its end, with nothing from another process.
+ALONE = f"""
+import os, sys
 import torch
+from pathlib import PosixPath
+from attempts import attempt
+from attempts import NEVER, Moment, attempt
+from forks import FORKS, ForkedProcess
+from squares import digits_of
 from equipoise import *
-from equipoise.data import datasets
-from equipoise.learner.step import Before
-from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
-from equipoise.runs.progress import Watch
-from equipoise.runs.run import run
+from equipoise.runs.settings import Data, Protocol, Run
 
 torch.set_num_threads(1)
 os.fsync = lambda fd: None  # as in conftest.py
-table = datasets._read_digits()[:800]
-datasets._read_digits, datasets.DIGITS_TRAIN = lambda: table, 50  # as in digits_of
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-class Log(Watch):
-    def __init__(self, path, at):
-        self.path, self.at = path, at
-    def end_epoch(self, e):
-        with open(self.path, "a") as f:
-            print(os.getpid(), e.step, e.stage, e.epoch, file=f)
-        if (e.step, e.stage, e.epoch) == self.at:
-            die()
-
-def attempt(settings, out, store, every, fatal, at):
-    true, calls, choose = os.replace, [], Before.choose
-    def replace(*args, **more):
-        calls.append(args)
-        if len(calls) == fatal:
-            die()
-        return true(*args, **more)
-    os.replace = replace
-    def chosen(self, live, select):
-        if (self.plan.t, "before the choice", 0) == at:
-            die()
-        found = choose(self, live, select)
-        if (self.plan.t, "after the choice", 0) == at:
-            die()
-        return found
-    Before.choose = chosen
-    log = Log(Path(out).with_suffix(".log"), at)
-    options = Options(store=Path(store) if store else None, checkpoint=every)
-    run(settings, out, Machine("cpu", "fp32"), options, log)
+with digits_of({EACH}):
+    attempt(*eval(sys.argv[1]))
 """
 
-# One attempt in one process, from the interpreter's start to its end.
-ONE = (
-    ATTEMPT
-    + """
-attempt(eval(sys.argv[1]), *eval(sys.argv[2]))
-"""
-)
 
-# Many attempts, each a process of its own, forked from one that has only imported what takes long to import.
-MANY = (
-    ATTEMPT
-    + """
-import sklearn.cluster  # for PODNet
-from equipoise.runs.environment import hash_code
-hash_code()  # once for all
-for line in sys.stdin:
-    settings, arguments = eval(line)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            attempt(settings, *arguments)
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-)
+def attempt_alone(*arguments: Any) -> int:
+    """An attempt by an interpreter of its own; minus the signal that killed it, or its exit code."""
+    here = [Path(equipoise.__file__).parents[1], Path(__file__).parent]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, here)), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-c", ALONE, repr(arguments)], env=environment).returncode
 
 
-def python(script: str, *arguments: str, **more: Any) -> subprocess.Popen[str]:
-    here = str(Path(equipoise.__file__).parents[1])
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", script, *arguments], env=environment, text=True, **more)
+def start(
+    settings: Run, out: Path, store: Path | None = None, every: float = 0.0, fatal: int = 0, at: Moment = NEVER
+) -> ForkedProcess:
+    """Begin an attempt."""
+    process = FORKS.Process(target=attempt, args=(settings, out, store, every, fatal, at))
+    process.start()
+    return process
 
 
-class Zygote:
-    """Starts attempts, one at a time."""
-
-    def __init__(self) -> None:
-        self.process = python(MANY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def start(
-        self,
-        settings: Run,
-        out: Path,
-        store: Path | None = None,
-        every: float = 0.0,
-        fatal: int = 0,
-        at: tuple[int, str, int] = NEVER,
-    ) -> int:
-        """Begin an attempt; its process id."""
-        assert self.process.stdin and self.process.stdout
-        arguments = (str(out), str(store or ""), every, fatal, at)
-        print(f"({settings!r}, {arguments!r})", file=self.process.stdin, flush=True)
-        return int(self.process.stdout.readline())
-
-    def end(self) -> int:
-        """Wait for it to end; minus the signal that killed it, or its exit code."""
-        assert self.process.stdout
-        code = int(self.process.stdout.readline())
-        assert code in (0, -signal.SIGKILL), "an attempt failed: its error is on stderr"
-        return code
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Any:
-    one = Zygote()
-    yield one
-    one.process.communicate()
-    assert one.process.returncode == 0
+def end(process: ForkedProcess) -> int:
+    """Wait for it to end; minus the signal that killed it, or its exit code."""
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), "an attempt failed: its error is on stderr"
+    return process.exitcode
 
 
 # What must be the same
@@ -277,9 +196,7 @@ def check_log(log: Path, straight: Path, kills: int, lost: int = 2) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("with_store", [False, True], ids=["alone", "with a store"])
 @pytest.mark.parametrize("name", METHODS)
-def test_killed_at_random_moments(
-    name: str, with_store: bool, zygote: Zygote, straight: dict[str, Path], tmp_path: Path
-) -> None:
+def test_killed_at_random_moments(name: str, with_store: bool, straight: dict[str, Path], tmp_path: Path) -> None:
     """Four times at most; `make kills` kills 200 times."""
     rng = random.Random(f"{name} {with_store}")
     for again in range(5):  # on a busy machine it may be done before it is killed, which says nothing
@@ -287,10 +204,11 @@ def test_killed_at_random_moments(
         store = tmp_path / f"store-{again}" if with_store else None
         kills, done = 0, False
         while not done:
-            pid = zygote.start(long(METHODS[name]), out, store)
+            process = start(long(METHODS[name]), out, store)
             if kills < 4:
-                kill_at_random(pid, log, rng)
-            done = zygote.end() == 0
+                assert process.pid is not None
+                kill_at_random(process.pid, log, rng)
+            done = end(process) == 0
             kills += not done
         check_log(log, straight[name], kills)
         assert_same(out, straight[name])
@@ -302,10 +220,10 @@ def test_killed_at_random_moments(
 def test_killed_with_the_interpreter(straight: dict[str, Path], tmp_path: Path) -> None:
     """Nothing is shared by the attempts but the folder; the first one ends itself at its tenth renaming."""
     out, log = tmp_path / "run", tmp_path / "run.log"
-    settings = repr(long(METHODS["balanced"]))
-    assert python(ONE, settings, repr((str(out), "", 0.0, 10, NEVER))).wait() == -signal.SIGKILL
+    settings = long(METHODS["balanced"])
+    assert attempt_alone(settings, out, None, 0.0, 10, NEVER) == -signal.SIGKILL
     assert 3 <= lines(log) < 3 * EPOCHS
-    assert python(ONE, settings, repr((str(out), "", 0.0, 0, NEVER))).wait() == 0
+    assert attempt_alone(settings, out, None, 0.0, 0, NEVER) == 0
     check_log(log, straight["balanced"], 1)
     assert_same(out, straight["balanced"])
 
@@ -327,24 +245,27 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("with_store", [False, True], ids=["alone", "with a store"])
-@pytest.mark.parametrize("every", [0.0, 1e9], ids=["every epoch is saved", "ends of stages are saved"])
-@pytest.mark.parametrize("name", METHODS)
-def test_killed_in_every_stage(
-    name: str, every: float, with_store: bool, zygote: Zygote, straight: dict[str, Path], tmp_path: Path
-) -> None:
+# What a method has to save does not depend on a store: one method goes through all four.
+HOW = {"every epoch is saved": (0.0, False), "ends of stages are saved, with a store": (1e9, True)}
+MORE = {"every epoch is saved, with a store": (0.0, True), "ends of stages are saved": (1e9, False)}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, how) for name in METHODS for how in HOW), *(("balanced-finetuning", how) for how in MORE)],
+)
+def test_killed_in_every_stage(name: str, how: str, straight: dict[str, Path], tmp_path: Path) -> None:
     """One run that is killed at all of these moments, one after the other."""
+    every, with_store = (HOW | MORE)[how]
     out, log, store = tmp_path / "run", tmp_path / "run.log", tmp_path / "store" if with_store else None
     moments = [at for at in MOMENTS.values() if at[1] != "refit" or name in REFITS]
     for at in moments:
-        zygote.start(long(METHODS[name]), out, store, every, at=at)
-        assert zygote.end() == -signal.SIGKILL, at
+        assert end(start(long(METHODS[name]), out, store, every, at=at)) == -signal.SIGKILL, at
         assert not (out / "result.json").exists()
     if name in REFITS and every == 0:
         info = json.loads((out / "checkpoint" / "learner.json").read_text())
         assert (info["live"]["stage"], info["live"]["epoch"]) == (2, 3)
-    zygote.start(long(METHODS[name]), out, store, every)
-    assert zygote.end() == 0
+    assert end(start(long(METHODS[name]), out, store, every)) == 0
     assert_same(out, straight[name])
     if every == 0:
         check_log(log, straight[name], 0)  # each epoch was saved before the kill, and none was trained twice
@@ -364,20 +285,16 @@ def test_an_alpha_that_was_learned_is_compared(straight: dict[str, Path]) -> Non
 @pytest.mark.parametrize(
     ("name", "with_store"), [("short", False), ("short", True), ("short-refit", False)], ids=["alone", "store", "refit"]
 )
-def test_killed_at_every_renaming(
-    name: str, with_store: bool, zygote: Zygote, straight: dict[str, Path], tmp_path: Path
-) -> None:
+def test_killed_at_every_renaming(name: str, with_store: bool, straight: dict[str, Path], tmp_path: Path) -> None:
     """Before the n-th file of a run is renamed, for every n: there is no bad moment."""
     n = 0
     while True:
         n += 1
         out, store = tmp_path / f"run-{n}", tmp_path / f"store-{n}" if with_store else None
-        zygote.start(SHORT[name], out, store, fatal=n)
-        killed = zygote.end() != 0
+        killed = end(start(SHORT[name], out, store, fatal=n)) != 0
         if killed:
             assert not (out / "result.json").exists()
-            zygote.start(SHORT[name], out, store)
-            assert zygote.end() == 0
+            assert end(start(SHORT[name], out, store)) == 0
         assert_same(out, straight[name])
         if not killed:
             break
@@ -387,15 +304,13 @@ def test_killed_at_every_renaming(
     assert n - 1 == 3 + 2 * (epochs + 1) + 2 + 1 + 5 * with_store
 
 
-def test_killed_while_saving_the_first_checkpoint(zygote: Zygote, straight: dict[str, Path], tmp_path: Path) -> None:
+def test_killed_while_saving_the_first_checkpoint(straight: dict[str, Path], tmp_path: Path) -> None:
     """Its folder is there by then, but what is in it is not a checkpoint."""
     out = tmp_path / "run"
     for fatal in (4, 4, 3):  # the manifest is there from the first attempt on
-        zygote.start(short(), out, fatal=fatal)
-        assert zygote.end() == -signal.SIGKILL
+        assert end(start(short(), out, fatal=fatal)) == -signal.SIGKILL
         assert (out / "checkpoint").is_dir() and not (out / "checkpoint" / "learner.json").exists()
-    zygote.start(short(), out)
-    assert zygote.end() == 0
+    assert end(start(short(), out)) == 0
     assert_same(out, straight["short"])
 
 
