@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import Command
 from rich.console import Console
 from squares import digits_of
 
@@ -134,7 +135,7 @@ def refused(capsys, code, *words):
 
 
 def started(*words, **how):
-    """The real command in a process of its own."""
+    """The real command, from the interpreter's start to its end."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; the child would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen([sys.executable, "-m", "equipoise", *map(str, words)], text=True, **how)
@@ -735,21 +736,22 @@ def test_plain_lines_come_within_long_epochs(capsys, monkeypatch, all_digits):
     assert within == sorted(within) and within[-1] == 100.0 and len(within) >= 10  # 700 images, twice
 
 
-def test_progress_in_a_terminal_is_a_live_display(capsys, all_digits):
+def test_progress_in_a_terminal_is_a_live_display(capsys, monkeypatch):
     done(capsys, *BRIEF, "--remedy", "standard", "--out", "first")
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 130, 0, 0))
-    env = {**os.environ, "TERM": "xterm-256color"}
+    monkeypatch.setenv("TERM", "xterm-256color")
     words = (*BRIEF, "--remedy", "balanced", "--out", "run")
-    process = started(*words, stdin=slave, stdout=slave, stderr=slave, env=env)
-    os.close(slave)
-    seen = b""
+    process = Command(words, Path.cwd(), terminal=os.ttyname(slave))
+    seen = os.read(master, 1 << 16)
+    os.close(slave)  # not before the command has opened it
     with contextlib.suppress(OSError):  # how the end of a terminal shows on Linux
         while part := os.read(master, 1 << 16):
             seen += part
     os.close(master)
     text = seen.decode()
-    assert process.wait(30) == 0, text
+    process.communicate()
+    assert process.returncode == 0, text
     assert "Traceback" not in text
     assert "\x1b[2K" in text  # lines are drawn over
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
@@ -1401,7 +1403,7 @@ def test_ctrl_c_outside_of_a_run_is_said_without_a_traceback(capsys, monkeypatch
 
 def test_two_processes_on_one_folder(capsys, all_digits):
     words = (*DIGITS, "--epochs", "16", "--steps", "1", "--store", "none", "--out", "run")
-    first = started(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = Command(words, Path.cwd())
     try:
         wait_for(first, lambda: lines_in(Path("run/metrics.jsonl")) >= 1)
         said = refused(capsys, 1, *words)
@@ -1417,7 +1419,7 @@ def test_two_processes_on_one_folder(capsys, all_digits):
 
 def test_ctrl_c_in_the_middle_of_training(capsys, all_digits):
     words = (*DIGITS, "--epochs", "9", "--steps", "1", "--checkpoint", "0", "--store", "none")
-    process = started(*words, "--out", "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = Command([*words, "--out", "run"], Path.cwd())
     try:
         wait_for(process, lambda: lines_in(Path("run/metrics.jsonl")) >= 4)
         process.send_signal(signal.SIGINT)

@@ -12,8 +12,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Command
+from squares import digits_of
 
 import equipoise.runs.plan
 import equipoise.runs.workers
@@ -40,6 +40,12 @@ from equipoise.runs.workers import Local, count_default_workers, next_job
 
 QUICK = Recipe(epochs=2, lr=0.05, batch=32)
 CPU = Machine("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few() -> Iterator[None]:
+    with digits_of(40):
+        yield
 
 
 def small(remedy: Any = None, recipe: Recipe = QUICK, seed: int = 0) -> Run:
@@ -137,7 +143,8 @@ def test_a_folder_that_cannot_be_used_harms_no_other(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.runs.worker.PAUSE", 0.1)
     job = job_of(small(recipe=Recipe(epochs=12, lr=0.05, batch=32)), tmp_path / "a")
     killed: list[int] = []
 
@@ -159,14 +166,12 @@ def test_a_worker_that_is_killed_is_taken_up_again(tmp_path: Path) -> None:
 def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "15", "--seed", "0,1", "--memory", "4"]
     words += ["--workers", "2", "--out", "runs", "--store", "store"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    queue = subprocess.Popen([sys.executable, "-m", "equipoise", *words], cwd=tmp_path, env=environment)
+    queue = Command(words, tmp_path)
     deadline = time.monotonic() + 90
     while len(list(tmp_path.glob("runs/*/metrics.jsonl"))) < 2:
         assert time.monotonic() < deadline and queue.poll() is None
         time.sleep(0.05)
     queue.kill()
-    queue.wait()
     deadline = time.monotonic() + 20
     for folder in tmp_path.glob("runs/*"):  # nobody is left at work in the folders
         with (folder / ".lock").open("w") as lock:
@@ -182,20 +187,13 @@ def test_a_killed_queue_leaves_no_worker_and_goes_on(tmp_path: Path, monkeypatch
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 2
 
 
-def long_queue(folder: Path) -> subprocess.Popen[str]:
-    """The command at two runs that take long, in a process group of its own, as in a terminal."""
+def long_queue(folder: Path, workers: int = 2, start: str = "fork") -> Command:
+    """The command at two runs that take long."""
     words = ["sweep", "il-baseline", "--dataset", "digits", "--epochs", "400", "--seed", "0,1", "--store", "none"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "equipoise", *words, "--workers", "2", "--out", "runs"],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return Command([*words, "--workers", str(workers), "--out", "runs"], folder, start)
 
 
-def last_words(queue: subprocess.Popen[str]) -> str:
+def last_words(queue: Command) -> str:
     """What it said until it ended; it is not left behind if it does not."""
     try:
         return queue.communicate(timeout=60)[1]
@@ -215,11 +213,11 @@ def test_ctrl_c_lets_the_workers_save(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/checkpoint/learner.json"))) == 2
 
 
-@pytest.mark.parametrize("all_hear", [True, False])
-def test_ctrl_c_while_workers_start_ends_them_without_a_word(all_hear: bool, tmp_path: Path) -> None:
-    queue = long_queue(tmp_path)
+@pytest.mark.parametrize(("all_hear", "workers"), [(True, 2), (False, 1)])
+def test_ctrl_c_while_workers_start_ends_them_without_a_word(all_hear: bool, workers: int, tmp_path: Path) -> None:
+    queue = long_queue(tmp_path, workers, "spawn")
     deadline = time.monotonic() + 90
-    while len(list(tmp_path.glob("runs/*/log.txt"))) < 2:
+    while len(list(tmp_path.glob("runs/*/log.txt"))) < workers:
         assert time.monotonic() < deadline and queue.poll() is None
         time.sleep(0.01)
     time.sleep(0.3)  # they are importing now
@@ -230,7 +228,7 @@ def test_ctrl_c_while_workers_start_ends_them_without_a_word(all_hear: bool, tmp
     said = last_words(queue)
     assert queue.returncode == 1 and "stopped; the same command goes on" in said and "Traceback" not in said
     assert not list(tmp_path.glob("runs/*/metrics.jsonl")), "it was early enough"
-    assert ["KeyboardInterrupt" in p.read_text() for p in tmp_path.glob("runs/*/log.txt")] == [True, True]
+    assert ["KeyboardInterrupt" in p.read_text() for p in tmp_path.glob("runs/*/log.txt")] == [True] * workers
 
 
 @contextlib.contextmanager
