@@ -14,6 +14,7 @@ from equipoise import Balanced, Meta, Relaxed, paper
 from equipoise.paper.match import fill, load_records, make_key
 from equipoise.report import grid
 from equipoise.report.collect import collect_table
+from equipoise.report.gaps import make_gaps
 from equipoise.report.page import render_paper_table
 from equipoise.report.tables import make_grid
 from equipoise.runs.settings import Run
@@ -85,6 +86,25 @@ def test_the_rate_is_chosen_without_test_images_and_on_another_order() -> None:
     assert [cell.paper for cell in tests] == [49.63, 49.63]
     assert [cell.run.method.remedy for cell in tests if cell.run] == [Meta(alpha_lr=1.0), Meta()]
     assert {(cell.run.protocol.order, cell.run.data.validation) for cell in tests if cell.run} == {("1993", 0.0)}
+
+
+def test_what_is_further_than_a_point_is_listed_once_and_the_rest_counted(tmp_path: Path) -> None:
+    """Table 1, 5 and 6 have one and the same number; the captions of the matrices another final accuracy."""
+    main = {row.name: row.cells[0].run for row in paper.make_table("table1").rows}
+    tables = [paper.make_table(name) for name in ("table1", "table5", "table6", "confusion", "orders")]
+    for seed, average in ((0, 60.0), (1, 61.0)):
+        record(tmp_path, replace(main["IL-Baseline, Balanced"], seed=seed), average)  # type: ignore[type-var]
+    record(tmp_path, main["LUCIR"], 63.0)  # 63.37
+    record(tmp_path, main["PODNet"], 65.4)  # 64.46
+    made = make_gaps((table, fill(table, load_records(tmp_path))) for table in tables)
+    shown = [[line.name, *(cell.text for cell in line.cells)] for line in made.rows]
+    assert shown == [
+        ["α 1", "Table 5, CIFAR-100, 5 steps, final base", "52.08", "60.50 ± 0.71", "2", "+8.42"],
+        ["IL-Baseline, Balanced", "Table 1, CIFAR-100, 5 steps", "62.22", "60.50 ± 0.71", "2", "−1.72"],
+    ]
+    # Its final accuracy is 55.50: 54.55 in table 5 and 54.76 in the captions.
+    assert made.caption.startswith("Of 6 numbers of the paper that are measured here, 1 are within 0.5 points")
+    assert "and 4 within 1;" in made.caption and len(made.commands) == len(made.numbers) - 1 == 2
 
 
 def test_what_changes_stands_beside_constants() -> None:

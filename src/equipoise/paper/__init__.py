@@ -24,6 +24,8 @@ __all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_o
 
 PRINTED = (table1, table2, table3, table4, table5, table6, confusion, epsilon, text)
 BEYOND = (comparators, batches, choice, orders, anytime, separated, schedules, tails, bounds, costs)
+PRINTED_NAMES = tuple(make.__name__ for make in PRINTED)
+"""the tables and figures that the paper has itself"""
 MAKERS: dict[str, Callable[[], Table]] = {make.__name__: make for make in (*PRINTED, *BEYOND)}
 
 

@@ -14,6 +14,7 @@ from ..paper.match import fill, load_records
 from . import grid
 from .claims import judge_claims, make_claims_grid
 from .collect import collect_data
+from .gaps import make_gaps
 from .grid import Grid
 from .page import render_page
 from .series import DATASETS, list_points
@@ -31,9 +32,9 @@ def report(results: Path, out: Path) -> list[Path]:
     data = collect_data(records)
     filled = [(table, fill(table, records)) for table in (t.on(*DATASETS) for t in paper.make_tables())]
     grids = [(table, make_grid(table, rows)) for table, rows in filled if data["costs"] or not table.alone]
-    claims = make_claims_grid(judge_claims(find_cells(filled)))
-    texts = {"README.md": write_markdown(data, [*(made for table, made in grids if not table.figure), claims])}
-    for made in [*(made for _, made in grids), claims]:
+    more = [make_gaps(filled), make_claims_grid(judge_claims(find_cells(filled)))]
+    texts = {"README.md": write_markdown(data, [*(made for table, made in grids if not table.figure), *more])}
+    for made in [*(made for _, made in grids), *more]:
         texts[f"tables/{made.id}.md"] = grid.render_markdown(made, commands=True)
         texts[f"tables/{made.id}.tex"] = grid.render_latex(made, commands=True)
         texts[f"tables/{made.id}.csv"] = grid.write_csv(made.numbers)

@@ -17,6 +17,7 @@ from ..runs.record import find_computer
 from ..settings import flatten
 from .claims import collect_claims, judge_claims
 from .costs import make_costs
+from .gaps import make_gaps
 from .grid import Grid
 from .series import MAIN, make_figures, note_joined
 from .tables import WHY_JOINED, explain_joined, name_elsewhere
@@ -55,9 +56,10 @@ def collect_data(records: Records) -> dict[str, Any]:
         "of every class kept, or none." + note_joined(row.cells[0] for id in MAIN for row in filled[id][1]),
         "headline": collect_headline(filled),
         "tables": [collect_table(table, rows) for table, rows in filled.values() if not (table.alone or table.figure)],
+        "gaps": collect_plain(make_gaps(filled.values())),
         "claims": collect_claims(judge_claims(find_cells(filled.values()))),
         "figures": list(make_figures(filled)),
-        "costs": collect_costs(make_costs(*filled["costs"]))
+        "costs": collect_plain(make_costs(*filled["costs"]))
         if any(r.cells[0].found for r in filled["costs"][1])
         else None,
         "runs": make_titles_unique([collect_run(found) for found in records.found]),
@@ -120,8 +122,8 @@ def collect_mean(row: FilledRow) -> dict[str, Any]:
     return {"column": "mean", "ours": mean, "std": row.std, "state": "measured", "runs": [], **nothing}
 
 
-def collect_costs(grid: Grid) -> dict[str, Any]:
-    """The values of the table of costs, as strings."""
+def collect_plain(grid: Grid) -> dict[str, Any]:
+    """The values of a table, as strings."""
     rows = [[row.name, *(cell.text for cell in row.cells)] for row in grid.rows]
     return {"title": grid.title, "caption": grid.caption, "columns": ["", *(c for _, c in grid.columns)], "rows": rows}
 

@@ -50,6 +50,9 @@ def make_sections(data: Plain) -> Iterator[tuple[str, str, object]]:
     if tables:
         titles = {run["id"]: run["title"] for run in runs}
         yield "tables", "Tables", [render_legend(data), [render_paper_table(table, titles) for table in tables]]
+    if data.get("gaps"):
+        gaps = data["gaps"]
+        yield "gaps", "Gaps", add_title(gaps, render_plain_table(gaps["title"], gaps["columns"], gaps["rows"]))
     if data.get("claims"):
         yield "claims", data["claims"]["title"], render_claims(data["claims"])
     if data["figures"]:

@@ -93,7 +93,9 @@ def count_seeds(filled: Sequence[FilledRow]) -> str:
     counts = sorted({len(cell.found) for row in filled for cell in row.cells if cell.found})
     if not counts:
         return "nothing yet"
-    return format_count(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    if len(counts) == 1:
+        return format_count(counts[0], "seed")
+    return f"{counts[0]} to {counts[-1]} seeds" + (", 1 where none are named" if counts[0] == 1 else "")
 
 
 def explain_joined(filled: Sequence[FilledRow]) -> str:
