@@ -33,6 +33,7 @@ from equipoise import (
     Mnemonics,
     Recipe,
     ResizedCrop,
+    Step,
 )
 from equipoise.cli import run_command
 from equipoise.data import folders, packing, shards, stored
@@ -45,7 +46,7 @@ from equipoise.data.ragged import Ragged
 from equipoise.data.randomness import generator
 from equipoise.data.shards import Shards, open_shards
 from equipoise.data.stored import Stored, shuffle_blocks
-from equipoise.engine import feed, predict
+from equipoise.engine import feed, predict, train
 from equipoise.engine.feed import Feed
 from equipoise.errors import DataError, UsageError
 from equipoise.learner.step import embed
@@ -238,6 +239,33 @@ def test_images_on_the_disk_are_learned_and_seen_as_those_in_memory(packed: Path
     assert images.fingerprint() == read_images(packed).fingerprint()
 
 
+def test_training_from_the_disk_is_that_from_memory_in_its_order(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, exemplars and images held out included: where the pixels are changes nothing but the order."""
+    images, arranges = open_images(packed), []
+    open_source = train.open_source
+
+    def note(s: Step) -> feed.Source:
+        source = open_source(s)
+        arranges.append(source.arrange)
+        return source
+
+    monkeypatch.setattr(train, "open_source", note)
+    one, other = (make_learner(ILBaseline(Meta(every=2))) for _ in range(2))
+    for classes in (range(3), range(3, 5)):
+        one.learn(images, classes)
+    order = iter(arranges.copy())
+
+    def take_order(s: Step) -> feed.Source:
+        source = open_source(s)
+        source.arrange = next(order)  # type: ignore[method-assign]
+        return source
+
+    monkeypatch.setattr(train, "open_source", take_order)
+    for classes in (range(3), range(3, 5)):
+        other.learn(read_images(packed), classes)
+    assert same(one, other) and one.alphas_ == other.alphas_ and one.alphas_[1] != 1
+
+
 def test_exemplars_that_are_herded_are_those_of_images_in_memory(packed: Path, tmp_path: Path) -> None:
     """From equal weights: a learner is saved before it chooses, and goes on with images of the other kind."""
     images, kept = open_images(packed), []
@@ -330,27 +358,26 @@ def test_what_is_damaged_meanwhile_is_named_and_nothing_hangs(packed: Path, tmp_
 # Memory
 
 
-def make_large(folder: Path, count: int = 256) -> Images:
-    """Wide images of noise, of two classes, in one shard: 201 MB, of which a net sees little."""
-    rng, height, width = np.random.default_rng(0), 16, 2**14
-    one, sums = 3 * height * width, []
+def write_noise(folder: Path, count: int, height: int, width: int, classes: int = 2) -> Images:
+    """Images of noise on the disk, in one shard; of each class, the pixels have a mean of their own."""
+    rng, one, sums = np.random.default_rng(0), 3 * height * width, []
     with (folder / name_shard(0)).open("wb") as f:
-        for _ in range(count):
-            data = rng.bytes(one)
+        for k in range(count):
+            data = (np.frombuffer(rng.bytes(one), np.uint8) // 2 + 120 * (k % classes) // classes).tobytes()
             f.write(data)
             sums.append(zlib.crc32(data))
     row = np.arange(count)
     columns = {name: np.zeros(count, np.int64) for name in COLUMNS}
-    columns |= {"offset": row * one, "label": row % 2, "checksum": np.array(sums)}
+    columns |= {"offset": row * one, "label": row % classes, "checksum": np.array(sums)}
     columns |= {"height": np.full(count, height), "width": np.full(count, width)}
-    found = Shards(folder, Index(("a", "b"), columns, b"", [count * one], {}))
+    found = Shards(folder, Index(tuple(map(str, range(classes))), columns, b"", [count * one], {}))
     size = torch.tensor([[height, width]]).expand(count, 2).contiguous()
-    return Images(Stored(found, torch.arange(count), size, SIDE), torch.from_numpy(row % 2), "large")
+    return Images(Stored(found, torch.arange(count), size, SIDE), torch.from_numpy(row % classes), "noise")
 
 
 def learn_large(folder: Path, out: Any) -> None:
     """In a process of its own: how much its memory grows, in bytes."""
-    images = make_large(folder)
+    images = write_noise(folder, 256, 16, 2**14)  # of which a net sees little
     stored.WINDOW, predict.AHEAD, predict.CHUNK = 2**23, 2**23, 8 * SIDE**2
     feed.PIECE, shards.THREADS = 2**20, 2
     recipe = Recipe(epochs=1, lr=0.05, batch=4)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from steps import make_step
+from test_feed import write_noise
 
 from equipoise import (
     DDE,
@@ -42,10 +43,13 @@ from equipoise import (
     Standard,
     Step,
 )
+from equipoise.data import stored
 from equipoise.data.augment import Normalisation
 from equipoise.data.images import Images
 from equipoise.data.ragged import Ragged
 from equipoise.data.randomness import generator
+from equipoise.data.stored import Stored
+from equipoise.engine import feed
 from equipoise.engine.cuda_graph import ENGINES, prepare
 from equipoise.engine.device import use_device
 from equipoise.engine.gpu import get_peak_memory, get_recent_peak_memory
@@ -79,14 +83,16 @@ def trained(
     engine: Any,
     bf16: bool = False,
     epochs: int = 2,
-    images: int = 300,
+    images: int | Images = 300,
     method: Method | None = None,
     **stage: Any,
 ) -> tuple[Step, Position]:
-    gen = generator(7)
-    x = torch.randint(0, 256, (images, *SHAPE), dtype=torch.uint8, generator=gen)
-    y = torch.randint(0, 10, (images,), generator=gen)
-    data = Images(x, y).to("cuda")
+    gen, crop = generator(7), Crop() if isinstance(images, int) else ResizedCrop(SHAPE[1])
+    if isinstance(images, int):
+        x = torch.randint(0, 256, (images, *SHAPE), dtype=torch.uint8, generator=gen)
+        y = torch.randint(0, 10, (images,), generator=gen)
+        images = Images(x, y)
+    data = images.to("cuda")
     net, teacher = net_of(10), net_of(6).eval().requires_grad_(False)
     method = method or ILBaseline(remedy)
     meta = isinstance(remedy, Meta)
@@ -97,7 +103,7 @@ def trained(
     made: Any = Stage(**{"name": "train", "recipe": recipe, "groups": method.trained, **stage})
     at = Position()
     with use_device(torch.device("cuda")):
-        used = fit(method, s, made, at, Conditions(0, Crop(), bf16, engine))
+        used = fit(method, s, made, at, Conditions(0, crop, bf16, engine))
     assert used == engine
     return s, at
 
@@ -552,6 +558,94 @@ def test_training_holds_each_pixel_once() -> None:
         del learner, images
     pixels = (50_000 - 2_000) * 3 * 32 * 32
     assert pixels <= taken[50_000] - taken[2_000] < 1.2 * pixels
+
+
+# Images on the disk
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Images:
+    """600 images of ten classes, seen through a window of two halves of 80."""
+    height, width = 48, 64
+    monkeypatch.setattr(stored, "BLOCK", 2 * 3 * height * width)
+    monkeypatch.setattr(stored, "WINDOW", 80 * 3 * height * width)
+    monkeypatch.setattr(feed, "PIECE", 5 * 3 * height * width)
+    images = write_noise(tmp_path, 600, height, width, classes=10)
+    return replace(images, x=images.x.see(SHAPE[1])).to("cuda")  # type: ignore[union-attr]
+
+
+def test_images_on_the_disk_are_at_hand_when_the_gpu_gets_there(on_disk: Images) -> None:
+    """The CPU is far ahead of the GPU, which does something slow in every batch, and never waits for it."""
+    resident, crop = on_disk.compact().x, ResizedCrop(SHAPE[1])
+    assert isinstance(on_disk.x, Stored) and isinstance(resident, Ragged)
+    near = torch.arange(3, 600, 17, device="cuda")
+    source, slow = feed.Feed(on_disk.x, near), torch.randn(4096, 4096, device="cuda")
+    for epoch in range(3):
+        gen = generator(epoch, device="cuda")
+        batches = torch.randint(0, 600, (60, 40), generator=gen, device="cuda")
+        if epoch:
+            batches = source.arrange(batches, gen)
+        drawn = crop.draw((60, 40), gen)
+        source.lay_out([batches])
+        found = []
+        for k, which in enumerate(source.follow(batches)):
+            for _ in range(5):
+                slow = slow @ slow / 64
+            found.append(augment(crop, source.x, which, drawn[k]))
+        for k, which in enumerate(batches):
+            assert torch.equal(found[k], augment(crop, resident, which, drawn[k])), (epoch, k)
+
+
+@pytest.mark.parametrize("remedy", [Balanced(), Meta(every=3, alpha_lr=1.0)], ids=lambda v: v.name)
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+def test_a_recorded_step_from_the_disk_is_the_step(on_disk: Images, remedy: Any, engine: str) -> None:
+    eager, _ = trained(remedy, "eager", images=on_disk)
+    recorded, at = trained(remedy, engine, images=on_disk)
+    assert at.epoch == 2
+    assert distance(recorded, eager) < 1e-3
+    assert distance(recorded, trained(remedy, "eager", epochs=1, images=on_disk)[0]) > 1e-3
+
+
+def test_a_step_from_the_disk_is_that_from_memory_in_its_order(
+    on_disk: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With our kernels, to the bit: where the pixels are changes nothing but the order."""
+    streamed, _ = trained(Balanced(), "fused", True, images=on_disk)
+    arrange = feed.Feed(on_disk.x, torch.cat([streamed.held, streamed.memory])).arrange  # type: ignore[arg-type]
+    monkeypatch.setattr(feed.Resident, "arrange", lambda self, which, gen: arrange(which, gen))
+    resident, _ = trained(Balanced(), "fused", True, images=on_disk.compact())
+    pairs = zip(streamed.net.parameters(), resident.net.parameters())
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_step_from_the_disk_that_was_stopped_goes_on_to_the_same_bits(on_disk: Images, tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop(epochs: float) -> None:
+        if epochs > 1.4:
+            raise StoppedError
+
+    recipe = Recipe(epochs=3, lr=0.01, milestones=(), batch=40)
+    crop = ResizedCrop(SHAPE[1])
+    whole = Learner(
+        ILBaseline(Balanced()), memory=8, device="cuda", precision="bf16", engine="fused", recipe=recipe, augment=crop
+    )
+    whole.learn(on_disk, range(6)).save(tmp_path / "half")
+    whole.learn(on_disk, range(6, 10))
+    half = Learner.load(tmp_path / "half", "cuda")
+    half.engine = half.engine_ = "fused"
+    with pytest.raises(StoppedError):
+        half.learn(on_disk, range(6, 10), lambda learner: learner.save(tmp_path / "half"), stop)
+    half = Learner.load(tmp_path / "half", "cuda")
+    half.engine = half.engine_ = "fused"
+    assert half.unfinished_
+    half.learn(on_disk, range(6, 10))
+    where = torch.arange(len(on_disk), device="cuda")
+    found = half.logits_at(on_disk.x, where)
+    assert torch.equal(found, whole.logits_at(on_disk.x, where))
+    assert torch.equal(found, whole.logits_at(on_disk.compact().x, where))
+    assert half.state_.kept is not None and torch.equal(half.state_.kept, whole.state_.kept)  # type: ignore[arg-type]
 
 
 def test_the_memory_of_training_is_told_apart_from_that_of_predicting() -> None:
