@@ -61,6 +61,7 @@ from equipoise.methods.bic import BiC
 from equipoise.methods.geodl import geodesic_distance
 from equipoise.methods.ss_il import SSIL
 from equipoise.nets import Net
+from equipoise.nets.backbones import PODNetResNet18, Residual, ResNet18
 from equipoise.remedies import REMEDIES
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Protocol, Run
@@ -435,6 +436,38 @@ def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, method: Method
         exact, near = frozen(x), frozen(x, Frozen(frozen))
     assert 0 < apart([near.z], [exact.z]) < 0.03
     assert all(0 < apart([a], [b]) < 0.03 for a, b in zip(near.maps, exact.maps))
+
+
+@pytest.mark.parametrize("kind", [ResNet18, PODNetResNet18])
+def test_kernels_between_convolutions_are_as_near_to_the_truth(kind: type[Residual], settled: None) -> None:
+    """Gradients of a ResNet-18: our kernels and torch's own in bf16, both against float64."""
+    from equipoise.engine.kernels.resnet18 import Training
+
+    gen = generator(11)
+    x = torch.randn(32, 3, 96, 96, generator=gen).cuda().contiguous(memory_format=torch.channels_last)
+    nets = [kind().cuda().to(memory_format=torch.channels_last)]  # type: ignore[call-overload]
+    for m in nets[0].modules():
+        if isinstance(m, torch.nn.BatchNorm2d):
+            m.weight.data.copy_(torch.rand(m.weight.shape, generator=gen) + 0.5)
+            m.bias.data.copy_(0.3 * torch.randn(m.bias.shape, generator=gen))
+    nets += [copy.deepcopy(nets[0]) for _ in range(2)]
+    drawn = torch.randn(512, 5, generator=gen).cuda()
+
+    def differentiate(net: Any, x: torch.Tensor, features: Any) -> list[torch.Tensor]:
+        h, maps = features(x)
+        loss = (h.double() @ drawn.double()).square().mean() + sum(m.double().square().mean() for m in maps)
+        return list(torch.autograd.grad(loss, list(net.parameters())))
+
+    with use_device(torch.device("cuda"), tuned=False):
+        truth = differentiate(nets[0].double(), x.bfloat16().double(), nets[0])
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            theirs = apart(differentiate(nets[1], x.bfloat16(), nets[1]), truth)
+            ours = differentiate(nets[2], x.bfloat16(), Training(nets[2]))
+            again = differentiate(nets[2], x.bfloat16(), Training(nets[2]))
+    print(f"{kind.__name__}: torch {theirs:.4f}, ours {apart(ours, truth):.4f}")
+    assert 1e-5 < apart(ours, truth) < 1.1 * theirs < 0.5
+    assert all(torch.equal(a, b) for a, b in zip(ours, again)), "the same bits"
+    assert all(a.stride() == w.stride() for a, w in zip(ours, nets[2].parameters()))
 
 
 def test_training_again_gives_the_same_bits() -> None:

@@ -15,6 +15,8 @@ from .launch import launch
 
 ROWS, COLUMNS, WARPS = 64, 64, 4
 """of a program at a time"""
+FEW_ROWS = 32
+"""of a program that reads many tensors or neighbours: more would not fit in its registers"""
 SUMMING = 528
 """programs that sum up a tensor, at most: four for each multiprocessor of an H200"""
 
@@ -75,9 +77,9 @@ def share_rows(y: Tensor) -> tuple[tuple[int, int], int]:
     return (-(-count // share), columns), share
 
 
-def grid_of(y: Tensor) -> tuple[int, int]:
+def grid_of(y: Tensor, rows: int = ROWS) -> tuple[int, int]:
     """The grid of a kernel that writes every number of a tensor."""
-    return -(-len(rows_of(y)) // ROWS), -(-y.shape[1] // COLUMNS)
+    return -(-len(rows_of(y)) // rows), -(-y.shape[1] // COLUMNS)
 
 
 class Stem:

@@ -15,7 +15,20 @@ from torch.autograd.function import once_differentiable
 from ...nets.backbones import Residual
 from . import norms as K
 from .launch import launch
-from .layers import COLUMNS, ROWS, WARPS, Layer, Plan, Stem, convolve, differentiate, grid_of, rows_of, share_rows
+from .layers import (
+    COLUMNS,
+    FEW_ROWS,
+    ROWS,
+    WARPS,
+    Layer,
+    Plan,
+    Stem,
+    convolve,
+    differentiate,
+    grid_of,
+    rows_of,
+    share_rows,
+)
 from .resnet32 import split
 
 MOMENTUM = 0.1
@@ -129,7 +142,7 @@ class Function(torch.autograd.Function):
                 K.gather_gradient, grid,
                 d, d if other is None else other, d if extra is None else extra, x, ys[k], ys[s], g, sums_g[k],
                 sums_g[s], len(rows_of(x)), share, area, x.shape[1], OTHER=other is not None, EXTRA=extra is not None,
-                RELU=block.relu, SHORT=block.short is not None, BM=ROWS, BC=COLUMNS, num_warps=WARPS,
+                RELU=block.relu, SHORT=block.short is not None, BM=FEW_ROWS, BC=COLUMNS, num_warps=WARPS,
             )  # fmt: skip
             return g
 
@@ -182,8 +195,8 @@ def pool(y: Tensor, sums: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, 
     out = torch.empty(n, height // 2, width // 2, channels, dtype=y.dtype, device=y.device).permute(0, 3, 1, 2)
     where = torch.empty_like(out, dtype=torch.int8)
     launch(
-        K.normalise_and_pool, grid_of(out), y, sums, gamma, beta, out, where, len(rows_of(out)), len(rows_of(y)),
-        height, width, channels, BM=ROWS, BC=COLUMNS, num_warps=WARPS,
+        K.normalise_and_pool, grid_of(out, FEW_ROWS), y, sums, gamma, beta, out, where, len(rows_of(out)),
+        len(rows_of(y)), height, width, channels, BM=FEW_ROWS, BC=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
     return out, where
 
@@ -195,11 +208,11 @@ def unpool(d: Tensor, where: Tensor, y: Tensor, sums: Tensor, sums_g: Tensor, ga
     grid, share = share_rows(y)
     launch(
         K.add_up_unpooled, grid, d, where, y, sums, gamma, beta, sums_g, len(rows_of(y)), share, height, width,
-        channels, BM=ROWS, BC=COLUMNS, num_warps=WARPS,
+        channels, BM=FEW_ROWS, BC=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
     launch(
-        K.unpooled_backward, grid_of(y), d, where, y, sums, sums_g, gamma, beta, dy, len(rows_of(y)), height, width,
-        channels, BM=ROWS, BC=COLUMNS, num_warps=WARPS,
+        K.unpooled_backward, grid_of(y, FEW_ROWS), d, where, y, sums, sums_g, gamma, beta, dy, len(rows_of(y)),
+        height, width, channels, BM=FEW_ROWS, BC=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
     return dy
 
