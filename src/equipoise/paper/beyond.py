@@ -192,9 +192,9 @@ def choice() -> Table:
 def bounds() -> Table:
     """Lower and upper bounds on accuracy, which the paper does not print."""
     runs = {
-        "fine-tuning, no memory": make_cifar_run(FineTuning(), memory="0"),
-        "fine-tuning, 20 kept": make_cifar_run(FineTuning()),
-        "joint training": make_cifar_run(Joint(), memory="all"),
+        "fine-tuning, no memory": make_run(FineTuning(), "cifar100", Protocol(steps=5, memory="0")),
+        "fine-tuning, 20 kept": make_run(FineTuning(), "cifar100", Protocol(steps=5, memory="20")),
+        "joint training": make_run(Joint(), "cifar100", Protocol(steps=5, memory="all")),
     }
     rows = [Row(name, make_three_cells(run, "CIFAR-100, 5 steps")) for name, run in runs.items()]
     caption = (
