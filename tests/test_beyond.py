@@ -14,8 +14,10 @@ from equipoise import Balanced, Meta, Relaxed, paper
 from equipoise.paper.match import fill, load_records, make_key
 from equipoise.report import grid
 from equipoise.report.collect import collect_table
+from equipoise.report.figures import draw, plt
 from equipoise.report.gaps import make_gaps
 from equipoise.report.page import render_paper_table
+from equipoise.report.series import chart_memory, list_points
 from equipoise.report.tables import make_grid
 from equipoise.runs.settings import Run
 
@@ -124,3 +126,22 @@ def test_what_changes_stands_beside_constants() -> None:
     }
     constant = [name for name, run in runs.items() if run and make_key(run) in others]
     assert constant == [name for name in runs if " to " not in name] and len(constant) == 6
+
+
+def test_a_line_has_deviations_where_there_are_several_seeds(tmp_path: Path) -> None:
+    """Beside points of one seed, whose deviation nobody knows."""
+    table = paper.make_table("table4")
+    (row,) = (row for row in table.rows if row.name == "IL-Baseline, Balanced")
+    for cell, seeds in zip(row.cells, (1, 3, 1, 2), strict=False):
+        for seed in range(seeds):
+            record(tmp_path, replace(cell.run, seed=seed), 60.0 + seed)  # type: ignore[type-var]
+    (figure,) = chart_memory(fill(table, load_records(tmp_path)))
+    (line,) = (line for line in figure["series"] if line["name"] == "IL-Baseline, Balanced")
+    assert line["x"] == [1, 5, 10, 20] and line["y"] == [60, 61, 60, 60.5]
+    assert line["spread"] == [None, pytest.approx(1.0), None, pytest.approx(0.5**0.5)]
+    (drawn,) = draw(figure).axes[0].collections
+    ends = [path.vertices.tolist() for path in drawn.get_paths()]
+    assert ends == [[[5, 60], [5, 62]], [[20, pytest.approx(60.5 - 0.5**0.5)], [20, pytest.approx(60.5 + 0.5**0.5)]]]
+    points = [text for text in list_points(figure).splitlines() if text.startswith('"IL-Baseline, Balanced",')]
+    assert [text.split(",")[-1] for text in points] == ["", "1.0000", "", "0.7071"]
+    plt.close("all")

@@ -68,8 +68,11 @@ def draw_lines(axis: plt.Axes, title: str, x: Mapping[str, Any], series: Sequenc
         style: dict[str, Any] = {"linestyle": "--", "alpha": 0.7} if s["dashed"] else {"marker": marker}
         axis.plot(s["x"], s["y"], color=colour, markersize=4, label=s["name"], **style)
         if s["spread"]:
-            low, high = zip(*((y - d, y + d) for y, d in zip(s["y"], s["spread"])))
-            axis.fill_between(s["x"], low, high, color=colour, alpha=0.15, linewidth=0)
+            at, low, high = zip(*((x, y - d, y + d) for x, y, d in zip(s["x"], s["y"], s["spread"]) if d is not None))
+            if len(at) == len(s["x"]):
+                axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+            else:  # a band would reach over points of one seed
+                axis.vlines(at, low, high, color=colour, alpha=0.5, linewidth=1.5)
     axis.set_xscale(x["scale"], **({"linthresh": x["threshold"]} if x["scale"] == "symlog" else {}))
     ticks = sorted({value for s in series for value in s["x"]})
     if len(ticks) <= 12:

@@ -20,7 +20,8 @@ Figure = dict[str, Any]
 """`id`, `title`, `caption`, and of `kind` lines: `series` over the axis `x`; of `kind` confusion: `panels`, each with
 its `name` and the `result` whose matrix is shown"""
 Series = dict[str, Any]
-"""a line's `name`, `x`, `y` and `spread`; lines of one `group` share a colour, `dashed` ones are the paper's"""
+"""a line's `name`, `x`, `y` and `spread`, which is None where there is one seed; lines of one `group` share a colour,
+`dashed` ones are the paper's"""
 
 DATASETS = tuple(name for name in paper.DATASETS if name != "digits")
 """the data sets of the paper; digits is only a rehearsal"""
@@ -182,7 +183,7 @@ def compare_over(name: str, group: int, cells: Mapping[float, Filled]) -> Iterat
         if points:
             x, y, deviations = map(list, zip(*points))
             line = {"name": words, "x": x, "y": y, "dashed": points is published, "group": group}
-            yield {**line, "spread": None if None in deviations else deviations}
+            yield {**line, "spread": deviations if any(d is not None for d in deviations) else None}
 
 
 def make_lines(
