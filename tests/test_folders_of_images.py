@@ -192,6 +192,20 @@ def test_a_folder_is_packed_at_its_first_use_and_said_so(tmp_path: Path, isolate
     assert run_command([*packed.split(), "--out", "two"]) == 0
 
 
+def test_what_was_packed_as_it_is_is_not_packed_again(tmp_path: Path, isolated: None, capsys: Any) -> None:
+    """Though a run takes the size of square images for a chosen one."""
+    root = make_tree(tmp_path / "data", train=6, width=16, height=16)
+    assert run_command(["pack", str(root)]) == 0
+    for more in ("", " --size 16"):
+        words = f"run il-baseline --dataset folder --data {root}{more} {QUICK} --out one"
+        assert run_command(words.split()) == 0
+    err = capsys.readouterr().err
+    assert [path.name for path in root.glob("packed*")] == ["packed"] and "packing" not in err
+    assert json.loads(Path("one/result.json").read_text())["run"]["data"]["size"] == 16
+    assert run_command([*words.replace(" --size 16", " --size 12").split()[:-1], "other"]) == 0
+    assert (root / "packed-12").is_dir() and "packing" in capsys.readouterr().err
+
+
 def test_a_sweep_loads_each_choice_of_images_once(tmp_path: Path, isolated: None, monkeypatch: Any) -> None:
     root, calls = make_tree(tmp_path / "data", train=6), []
     monkeypatch.setattr("equipoise.runs.plan.load", lambda *a, **b: calls.append(b["size"]) or load(*a, **b))

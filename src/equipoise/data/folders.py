@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +114,8 @@ def find_or_pack(name: str, root: Path | None, size: int | None, subset: str | N
         return root
     listing = list_folder(root, name, subset)
     packing = choose_packing(listing, size if name == "folder" else size or LARGE)
+    if name == "folder" and is_packed_as_it_is(root, size):
+        packing = AS_IT_IS
     part = (subset or DEFAULT_SUBSET) if name == "imagenet-subset" else None
     packed, whole = root / packing.name(part), root / packing.name(None)
     if part is not None and not (packed / PACK).is_file() and (whole / PACK).is_file():
@@ -123,6 +125,18 @@ def find_or_pack(name: str, root: Path | None, size: int | None, subset: str | N
     else:
         pack_first(listing, packed, packing, progress)
     return packed
+
+
+AS_IT_IS = Packing(None)
+"""of small images that all have one size"""
+
+
+def is_packed_as_it_is(root: Path, size: int | None) -> bool:
+    """Whether a folder is packed without a size, by images that are squares of this one."""
+    packed = root / AS_IT_IS.name(None)
+    if size is None or not (packed / PACK).is_file() or read_info(packed)["packing"] != asdict(AS_IT_IS):
+        return False
+    return find_packed_shape(packed, asdict(AS_IT_IS), None, open_shards(packed).index) == (3, size, size)
 
 
 def pack_first(listing: Listing, packed: Path, packing: Packing, progress: bool) -> None:
