@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -218,9 +219,12 @@ def test_the_advice_on_remedies_is_from_the_tables() -> None:
 
 
 def test_the_tutorial_runs_and_says_what_comes_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, isolated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Block after block, in one Python. What is printed is compared without its numbers, which differ by machine."""
+    """Block after block, in one Python. What is printed is compared without its numbers, which differ by machine.
+
+    Of the commands, the first line that is printed.
+    """
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     text = (ROOT / "docs/tutorial.md").read_text()
     scope: dict[str, Any] = {}
@@ -229,12 +233,17 @@ def test_the_tutorial_runs_and_says_what_comes_out(
         exec(compile(block, "tutorial.md", "exec", dont_inherit=True), scope)
         printed.append(capsys.readouterr().out)
     printed = [out for out in printed if out]
+    for command in re.findall(r"```sh\n(.*?)```", text, re.S)[0].splitlines():
+        assert run_command(shlex.split(command)[1:]) == 0, command
+    printed += [capsys.readouterr().out.splitlines()[0]]
+    assert Path("report/index.html").is_file()
+    assert json.loads(Path("one/result.json").read_text())["average_incremental_accuracy"] > 50
 
     def words(out: str) -> list[str]:
         return re.findall(r"[a-zA-Z_']+", out.replace("cuda", "cpu"))
 
     shown = re.findall(r"```text\n(.*?)```", text, re.S)
-    assert len(shown) == len(printed) == 7
+    assert len(shown) == len(printed) == 8
     assert [words(out) for out in shown] == [words(out) for out in printed]
 
     # What the text says of them.
