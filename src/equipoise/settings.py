@@ -76,7 +76,7 @@ def spell_number(name: str, value: object, least: float, most: float) -> float:
     except ValueError:
         raise UsageError(f"{name} must be a number, or two as in 0.1:1, not {value!r}") from None
     check(name, number, least=least, most=most)
-    return number  # type: ignore[no-any-return]
+    return float(number)  # 1 and 1.0 are one setting, and have one key
 
 
 def spell_amount(name: str, value: object, least: float, most: float) -> float | str:
