@@ -12,7 +12,10 @@ from equipoise.engine.stand_ins import has_kernels
 from equipoise.method import COMPILED, EAGER
 from equipoise.methods.dde import DDE
 from equipoise.methods.eeil import EEIL
+from equipoise.methods.geodl import GeoDL
 from equipoise.methods.mnemonics import Mnemonics
+from equipoise.methods.spb import SPB
+from equipoise.methods.tpcil import TPCIL
 from equipoise.paper.cells import THE_PAPER
 from equipoise.paper.match import NONE, fill, list_runs
 from equipoise.report import grid
@@ -139,6 +142,19 @@ def test_a_total_is_rehearsed_with_as_many_images_of_each_class() -> None:
     assert run is not None and run.protocol.order == "natural", "digits are ten"
     run = small["LwF as host, 2,000 in all"]
     assert run is not None and run.protocol.memory == "total:200"
+
+
+def test_what_is_not_printed_is_chosen_without_test_images_and_on_another_order() -> None:
+    table = paper.make_table("unprinted")
+    runs = {row.name: row.cells[0].run for row in table.rows}
+    for name, run in runs.items():
+        assert run is not None and run.recipe is not None and run.recipe.last == "short"
+        assert (run.protocol.order, run.protocol.steps, run.data.validation) == ("0", 5, 0.1)
+        assert run.protocol.memory == ("0" if name.startswith("SPB") else "20")
+    methods = [run.method for run in runs.values() if run is not None]
+    open_choices = [SPB(), SPB(classes="all"), TPCIL(), TPCIL(vertices="hebbian"), GeoDL(), GeoDL(lambda_base=10.0)]
+    assert methods == open_choices and all(row.cells[0].paper is None for row in table.rows)
+    assert paper.rehearse_on_digits(table).rows
 
 
 def test_the_order_of_a_queue_knows_what_has_no_kernels() -> None:

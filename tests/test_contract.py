@@ -172,6 +172,15 @@ def test_the_documents_table_of_remedies_is_the_contract() -> None:
             assert said == words[with_some, with_none], (name, remedy)
 
 
+def test_the_document_has_the_reason_of_every_refusal() -> None:
+    lines = (Path(__file__).parents[1] / "docs/methods.md").read_text().splitlines()
+    (head,) = (k for k, line in enumerate(lines) if line.startswith("| | since |"))
+    rows = [line.strip("| ").split(" | ") for line in itertools.takewhile(bool, lines[head + 2 :])]
+    said = {name: reason for names, reason in rows for name in re.findall("`(.*?)`", names)}
+    some = [kind() for name, kind in METHODS.items() if TAKES[name] < set(REMEDIES)]
+    assert said == {m.name: m.reason or getattr(m, "host", m).reason for m in some}
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("remedy", KINDS)
 @pytest.mark.parametrize("method", METHODS)
