@@ -117,7 +117,10 @@ def distance(a: Step, b: Step) -> float:
     return float((apart / size).sqrt())
 
 
-@pytest.mark.parametrize("remedy", [Standard(), Balanced(), Meta(every=3, alpha_lr=1.0)], ids=lambda v: v.name)
+RECORDED = [Standard(), Balanced(), Balanced("0.1:10"), Meta(every=3, alpha_lr=1.0)]
+
+
+@pytest.mark.parametrize("remedy", RECORDED, ids=["standard", "balanced", "changing α", "meta"])
 @pytest.mark.parametrize("engine", ["captured", "compiled"])
 def test_a_recorded_step_is_the_step(remedy: Any, engine: str) -> None:
     eager, _ = trained(remedy, "eager")
