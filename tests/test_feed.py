@@ -118,6 +118,28 @@ def test_the_images_of_each_batch_are_at_hand_in_any_order(packed: Path, size: i
         assert k == len(batches) - 1 and no_threads()
 
 
+def test_the_next_epoch_is_read_before_this_one_is_over(packed: Path) -> None:
+    """If it comes as announced; if others come, these are read instead."""
+    images, resident = open_images(packed), read_images(packed).x
+    assert isinstance(images.x, Stored) and isinstance(resident, Ragged)
+    source = Feed(images.x, torch.tensor([4]))
+    epochs = [torch.randperm(60, generator=generator(k)).view(-1, 5) for k in range(4)]
+    readings = []
+    for batches, announced in zip(epochs, (epochs[1], epochs[0], None, None)):
+        source.lay_out([batches], lambda announced=announced: [] if announced is None else [announced])
+        for which in source.follow(batches):
+            assert torch.equal(see(source.x, which), see(resident, which))
+        readings.append(source.reading)
+        if announced is not None:
+            reading = source.reading
+            assert reading is not None
+            with reading.change:  # its first part is there, while nobody asks for it
+                assert reading.change.wait_for(
+                    lambda r=reading: r.placed + 1 in r.parts and not r.parts[r.placed + 1].left, 9
+                )
+    assert readings[0] is readings[1] is not None and readings[2] is None and readings[3] is None and no_threads()
+
+
 def test_a_batch_that_is_larger_than_the_window_is_refused(packed: Path) -> None:
     source = Feed(open_images(packed).x, torch.tensor([], dtype=torch.long))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="read from the disk at a time: use a smaller --batch, or --images-on device"):
@@ -241,8 +263,14 @@ def test_images_on_the_disk_are_learned_and_seen_as_those_in_memory(packed: Path
 
 def test_training_from_the_disk_is_that_from_memory_in_its_order(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, exemplars and images held out included: where the pixels are changes nothing but the order."""
-    images, arranges = open_images(packed), []
-    open_source = train.open_source
+    images, arranges, readings = open_images(packed), [], []
+    open_source, add = train.open_source, feed.Reading.add
+
+    def count(self: feed.Reading, layout: feed.Layout) -> None:
+        readings.append(self)
+        add(self, layout)
+
+    monkeypatch.setattr(feed.Reading, "add", count)
 
     def note(s: Step) -> feed.Source:
         source = open_source(s)
@@ -254,6 +282,8 @@ def test_training_from_the_disk_is_that_from_memory_in_its_order(packed: Path, m
     for classes in (range(3), range(3, 5)):
         one.learn(images, classes)
     order = iter(arranges.copy())
+    of_training = [readings.count(reading) for reading in dict.fromkeys(readings) if readings.count(reading) > 1]
+    assert of_training == [3, 3], "all epochs of a step are one reading"
 
     def take_order(s: Step) -> feed.Source:
         source = open_source(s)

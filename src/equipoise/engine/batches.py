@@ -86,15 +86,27 @@ class Batches(Table):
 
     def load(self, first: int, last: int, name: int) -> Tensor:
         """Lay out the batches first, ..., last - 1; `name` names their random numbers. Returns their positions."""
+        batches = self.find(first, last, name)
+        if len(batches):
+            self.lay_out(batches, self.draw((last - first, self.size), name))
+        return batches
+
+    def find(self, first: int, last: int, name: int) -> Tensor:
+        """The positions of these batches."""
         begin, end = first * self.size, last * self.size
         epochs = range(begin // self.length, -(-end // self.length))
         if not epochs:
             return self.which[:0]
         stream = torch.cat([self.order(k) for k in epochs])
         begin -= epochs.start * self.length
-        batches = self.arrange(stream[begin : begin + (last - first) * self.size].view(-1, self.size), name)
-        self.lay_out(batches, self.draw((last - first, self.size), name))
-        return batches
+        return self.arrange(stream[begin : begin + (last - first) * self.size].view(-1, self.size), name)
+
+
+def find_epoch(sources: Sequence[Batches], epoch: int) -> list[Tensor]:
+    """The positions of an epoch's batches: of the stream of batches and, if there is one, of that of short batches."""
+    train, *short = sources
+    found = train.find(train.count_batches(epoch), train.count_batches(epoch + 1), epoch)
+    return [found, *(source.find(epoch, epoch + 1, epoch) for source in short)]
 
 
 def shuffle(n: int, gen: torch.Generator) -> Tensor:

@@ -8,10 +8,8 @@ So a step has the same tensors at the same addresses, as a CUDA graph needs them
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +21,11 @@ from ..data.ragged import Ragged
 from ..data.stored import Stored
 from ..errors import UsageError
 from ..step import Step
+from .reading import Buffer, Reading
 
 T = TypeVar("T")
+Ahead = Callable[[], Sequence[Tensor]]
+"""gives the positions of batches, if they are known yet"""
 
 PIECE = 2**23
 """bytes of a buffer: what a thread reads before it copies it to the device"""
@@ -42,12 +43,15 @@ class Resident:
         """Positions in an order in which they can be read: any."""
         return which
 
-    def lay_out(self, parts: Sequence[Tensor]) -> None:
+    def lay_out(self, parts: Sequence[Tensor], ahead: Ahead = list) -> None:
         """Say which images the next batches have."""
 
     def follow(self, batches: Iterable[T]) -> Iterator[T]:
         """Each of the batches that are laid out, when its images are at hand."""
         return iter(batches)
+
+    def close(self) -> None:
+        """Nothing more is read."""
 
 
 class Feed:
@@ -74,6 +78,9 @@ class Feed:
         size = self.step + largest
         self.buffers = [[Buffer(size, device) for _ in range(2)] for _ in range(shards.THREADS)] if self.half else []
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.reading: Reading | None = None
+        self.ahead: Layout | None = None
+        """batches that are read already, though others are laid out"""
 
     def arrange(self, which: Tensor, gen: torch.Generator) -> Tensor:
         """Positions in an order in which they can be read: those on the disk are shuffled in blocks, where they are."""
@@ -82,31 +89,78 @@ class Feed:
         arranged[far] = stored.shuffle_blocks(self.stored, arranged[far], gen)
         return arranged.view_as(which)
 
-    def lay_out(self, parts: Sequence[Tensor]) -> None:
-        """Say which images the next batches have: tensors of positions (batches, images)."""
-        which = torch.cat([part.flatten() for part in parts]).cpu().numpy()
-        sizes = np.repeat([part.shape[1] for part in parts], [len(part) for part in parts])
-        far = self.far[which]
-        before = np.concatenate([[0], far.cumsum()])[np.concatenate([[0], sizes.cumsum()])]
-        self.which, self.edges = which[far], before
-        count = self.count[self.which]
-        ends = np.concatenate([[0], count.cumsum()])
-        self.part = ends[:-1] // self.window
-        if (most := int(np.diff(ends[before]).max(initial=0))) > self.window:
-            raise UsageError(
-                f"the images of a batch have {most / 1e6:.0f} MB, and {self.window / 1e6:.0f} MB are read from the "
-                "disk at a time: use a smaller --batch, or --images-on device"
-            )
+    def lay_out(self, parts: Sequence[Tensor], ahead: Ahead = list) -> None:
+        """Say which images the next batches have: tensors of positions (batches, images).
+
+        `ahead` gives those of the batches that are laid out next, or none: they are read as soon as there is room.
+        """
+        layout = Layout(self, parts)
+        if self.ahead is not None and layout.is_same(self.ahead):
+            layout = self.ahead
+        else:
+            self.close()
+        coming = ahead()
+        self.layout, self.ahead = layout, Layout(self, coming) if coming else None
 
     def follow(self, batches: Iterable[T]) -> Iterator[T]:
         """Each of the batches that are laid out, when its images are at hand; they are until the next one is due."""
-        reading = Reading(self)
+        if self.reading is None:
+            self.reading = Reading(self)
+            self.reading.add(self.layout)
+        if self.ahead is not None:
+            self.reading.add(self.ahead)
         try:
             for k, batch in enumerate(batches):
-                reading.bring(k)
+                self.reading.bring(*self.layout.find_parts(k))
                 yield batch
-        finally:
-            reading.stop()
+        except BaseException:
+            self.close()
+            raise
+        if self.ahead is None:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing more is read, until batches are laid out again."""
+        if self.reading is not None:
+            self.reading.stop()
+        self.reading = self.ahead = None
+
+
+class Layout:
+    """The images of batches that are on the disk, in order. Those that are in half of the window at once are a part."""
+
+    def __init__(self, feed: Feed, batches: Sequence[Tensor]) -> None:
+        which = torch.cat([part.flatten() for part in batches]).cpu().numpy()
+        sizes = np.repeat([part.shape[1] for part in batches], [len(part) for part in batches])
+        far = feed.far[which]
+        self.which = which[far]
+        self.edges = np.concatenate([[0], far.cumsum()])[np.concatenate([[0], sizes.cumsum()])]
+        """how many come before each batch"""
+        ends = np.concatenate([[0], feed.count[self.which].cumsum()])
+        self.part = ends[:-1] // feed.window
+        """the number of each one's part"""
+        self.first = 0
+        """the number of its first part among all that are read"""
+        if (most := int(np.diff(ends[self.edges]).max(initial=0))) > feed.window:
+            raise UsageError(
+                f"the images of a batch have {most / 1e6:.0f} MB, and {feed.window / 1e6:.0f} MB are read from the "
+                "disk at a time: use a smaller --batch, or --images-on device"
+            )
+
+    def is_same(self, other: Layout) -> bool:
+        """Whether these are the same batches."""
+        return np.array_equal(self.which, other.which) and np.array_equal(self.edges, other.edges)
+
+    def split(self) -> list[Numbers]:
+        """The images of each part."""
+        return np.split(self.which, np.flatnonzero(np.diff(self.part)) + 1) if len(self.which) else []
+
+    def find_parts(self, k: int) -> tuple[int, int]:
+        """The numbers of the first and last part that batch k has images of; of none, if all its images are near."""
+        first, last = self.edges[k : k + 2]
+        if first == last:
+            return 0, -1
+        return self.first + int(self.part[first]), self.first + int(self.part[last - 1])
 
 
 Source = Resident | Feed
@@ -119,159 +173,3 @@ def open_source(s: Step) -> Source:
         return Resident(x)
     near = torch.cat([s.held, s.memory])
     return Feed(x, near if int(x.bytes[near].sum()) <= NEAR else s.held)
-
-
-class Buffer:
-    """Memory that a thread reads into; pinned for a GPU, so that it is copied while others compute."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Wait until what was read before has been copied."""
-        if self.copied is not None:
-            self.copied.synchronize()
-
-
-class Piece(NamedTuple):
-    """Images that are read at once."""
-
-    part: int
-    """number of the part of the epoch that is in a half of the window at once"""
-    rows: Numbers
-    at: int
-    """where they begin on the device"""
-
-
-class Part:
-    """The images that are in a half of the window at once."""
-
-    def __init__(self, which: Numbers, at: Numbers, pieces: int) -> None:
-        self.which, self.at, self.left = which, at, pieces
-        self.copied: torch.cuda.Event | None = None
-        """on a GPU, after the last copy"""
-
-
-class Reading:
-    """What the threads have read of an epoch, and what of it is used already."""
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed, self.device = feed, feed.x.device
-        self.change = threading.Condition()
-        self.pieces = self.list_pieces()
-        self.parts: dict[int, Part] = {}
-        self.used: dict[int, torch.cuda.Event | None] = {-2: None, -1: None}
-        """parts whose batches are launched, with an event after them"""
-        self.placed = -1
-        """the last part whose images are at hand"""
-        self.error: BaseException | None = None
-        self.stopped = False
-        if feed.stream is not None:
-            feed.stream.wait_stream(torch.cuda.current_stream(self.device))
-        needed = -(-int(feed.count[feed.which].sum()) // feed.step)
-        self.threads = [
-            threading.Thread(target=self.read, args=(own,), daemon=True, name="equipoise reader")
-            for own in feed.buffers[:needed]
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def list_pieces(self) -> Iterator[Piece]:
-        """All pieces in the order in which they are read: those of a part as they lie on the disk."""
-        feed = self.feed
-        bounds = np.flatnonzero(np.diff(feed.part)) + 1
-        for k, which in enumerate(np.split(feed.which, bounds) if len(feed.which) else []):
-            which = np.unique(which)
-            which = which[feed.row[which].argsort()]
-            count = feed.count[which]
-            at = count.cumsum() - count
-            pieces = np.split(np.arange(len(which)), np.flatnonzero(np.diff(at // feed.step)) + 1)
-            at = at + feed.begin + k % 2 * feed.half
-            self.parts[k] = Part(which, at, len(pieces))
-            yield from (Piece(k, feed.row[which[piece]], int(at[piece[0]])) for piece in pieces)
-
-    # In a thread ---------------------------------------------------------------------------------------------
-
-    def read(self, buffers: Sequence[Buffer]) -> None:
-        """Read piece after piece, into one of the buffers while the other is copied."""
-        try:
-            for buffer in itertools.cycle(buffers):
-                with self.change:
-                    piece = None if self.stopped else next(self.pieces, None)
-                if piece is None:
-                    return
-                buffer.wait()
-                read = self.feed.stored.shards.read(piece.rows, buffer.memory, checked=True, threads=1)
-                if not self.wait_for_room(piece.part):
-                    return
-                self.copy(piece, read.pixels, buffer)
-        except BaseException as error:
-            with self.change:
-                self.error = error
-                self.change.notify_all()
-
-    def wait_for_room(self, part: int) -> bool:
-        """Wait until the half of the window is free for a part; False if nothing more is to be read."""
-        with self.change:
-            self.change.wait_for(lambda: self.stopped or part - 2 in self.used)
-            return not self.stopped
-
-    def copy(self, piece: Piece, pixels: Tensor, buffer: Buffer) -> None:
-        """Copy what was read to its place on the device."""
-        to = self.feed.x.pixels[piece.at : piece.at + len(pixels)]
-        if (stream := self.feed.stream) is None:
-            to.copy_(pixels)
-        else:
-            with torch.cuda.stream(stream):
-                if (used := self.used[piece.part - 2]) is not None:
-                    stream.wait_event(used)
-                to.copy_(pixels, non_blocking=True)
-                assert buffer.copied is not None
-                buffer.copied.record(stream)
-        with self.change:
-            part = self.parts[piece.part]
-            part.left -= 1
-            if not part.left:
-                part.copied = None if stream is None else stream.record_event()
-                self.change.notify_all()
-
-    # In the loop ---------------------------------------------------------------------------------------------
-
-    def bring(self, k: int) -> None:
-        """Wait until the images of batch k are at hand. What only batches before it had makes room."""
-        first, last = self.feed.edges[k : k + 2]
-        if first == last:
-            return
-        done, needed = (int(self.feed.part[i]) for i in (first, last - 1))
-        stream = None if self.feed.stream is None else torch.cuda.current_stream(self.device)
-        with self.change:
-            for part in range(len(self.used) - 2, done):
-                self.used[part] = None if stream is None else stream.record_event()
-            self.change.notify_all()
-        while self.placed < needed:
-            self.place(self.placed + 1)
-
-    def place(self, number: int) -> None:
-        """Wait for a part, and say where its images lie."""
-        with self.change:
-            self.change.wait_for(lambda: self.error or (number in self.parts and not self.parts[number].left))
-            if self.error is not None:
-                raise self.error
-            part = self.parts.pop(number)
-        places = torch.from_numpy(np.stack([part.which, part.at]))
-        if part.copied is not None:
-            torch.cuda.current_stream(self.device).wait_event(part.copied)
-            places = places.pin_memory().to(self.device, non_blocking=True)
-        self.feed.x.start.index_copy_(0, places[0], places[1])
-        self.placed = number
-
-    def stop(self) -> None:
-        """End the threads, and wait for what they copy."""
-        with self.change:
-            self.stopped = True
-            self.change.notify_all()
-        for thread in self.threads:
-            thread.join()
-        if self.feed.stream is not None:
-            self.feed.stream.synchronize()

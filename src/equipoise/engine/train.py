@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from ..method import Method
 from ..nets import Batch, Features, Out
 from ..step import More, Stage, Step
 from . import meta
-from .batches import Batches, SecondStreams, Table, shuffle
+from .batches import Batches, SecondStreams, Table, find_epoch, shuffle
 from .cuda_graph import Engine, SideStream, prepare
 from .feed import open_source
 from .gpu import get_recent_peak_memory, reset_peak_memory
@@ -96,25 +97,26 @@ def fit(method: Method, s: Step, stage: Stage, at: Position, on: Conditions, tel
         reset_peak_memory(s.n.device)  # earlier predictions do not count
     steps, engine = training.prepare()
     mib: float | None = None
-    for epoch in range(at.epoch, recipe.epochs):
-        began = time.perf_counter()
-        launches = launches or training.load(epoch)
-        for i, kind in enumerate(training.source.follow(launches)):
-            steps[kind]()
-            tell.batch(epoch + (i + 1) / len(launches))
-        loss = training.total.item() / max(1, len(launches))  # the CPU waits for the device here, once an epoch
-        seconds = time.perf_counter() - began
-        if not math.isfinite(loss):
-            raise explain_divergence(loss, training, epoch)
-        at.epoch, at.seconds = epoch + 1, at.seconds + seconds
-        speed, launches = training.count_images(launches) / max(seconds, 1e-9), []
-        if cuda and mib is None:  # equal in all epochs; a callback may predict, which needs more
-            mib = get_recent_peak_memory(s.n.device)
-        alpha = None if training.adapt is None else s.state[training.adapt.name].item()
-        rate = recipe.lr_at(epoch)
-        tell.epoch(Epoch(s.t, stage.name, epoch + 1, recipe.epochs, loss, rate, alpha, speed, at.seconds, mib))
-        if s.net.training != (stage.batch_norm == "train"):  # a callback may change it; setting it always costs 0.5 ms
-            s.net.train(stage.batch_norm == "train")
+    with contextlib.closing(training.source):
+        for epoch in range(at.epoch, recipe.epochs):
+            began = time.perf_counter()
+            launches = launches or training.load(epoch)
+            for i, kind in enumerate(training.source.follow(launches)):
+                steps[kind]()
+                tell.batch(epoch + (i + 1) / len(launches))
+            loss = training.total.item() / max(1, len(launches))  # the CPU waits for the device here, once an epoch
+            seconds = time.perf_counter() - began
+            if not math.isfinite(loss):
+                raise explain_divergence(loss, training, epoch)
+            at.epoch, at.seconds = epoch + 1, at.seconds + seconds
+            speed, launches = training.count_images(launches) / max(seconds, 1e-9), []
+            if cuda and mib is None:  # equal in all epochs; a callback may predict, which needs more
+                mib = get_recent_peak_memory(s.n.device)
+            alpha = None if training.adapt is None else s.state[training.adapt.name].item()
+            rate = recipe.lr_at(epoch)
+            tell.epoch(Epoch(s.t, stage.name, epoch + 1, recipe.epochs, loss, rate, alpha, speed, at.seconds, mib))
+            if s.net.training != (stage.batch_norm == "train"):  # a callback may change it; to set it takes 0.5 ms
+                s.net.train(stage.batch_norm == "train")
     return engine
 
 
@@ -194,7 +196,9 @@ class Training:
         if short:
             batches.append(self.sources[1].load(epoch, epoch + 1, epoch))
             first, last = first + epoch, last + epoch + 1
-        self.source.lay_out(self.seconds.load(batches, epoch))
+        read, is_last = self.seconds.load(batches, epoch), epoch + 1 == self.stage.recipe.epochs
+        known = not is_last and not self.seconds.made  # what a second stream has depends on the net
+        self.source.lay_out(read, partial(find_epoch, self.sources, epoch + 1) if known else list)
         every = 0 if self.adapt is None else self.adapt.every
         if every:
             self.held.load(-(-first // every), -(-last // every), epoch)
