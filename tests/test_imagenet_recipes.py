@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from equipoise.data.datasets import COUNTS
 from equipoise.method import Method
@@ -169,6 +168,4 @@ def test_nets_and_crops_are_those_for_large_images() -> None:
 
 def test_epsilon_is_that_of_the_paper() -> None:
     """0.2% of 1,300 images: 2.6."""
-    n, past = torch.tensor([20.0, 732.0, 1300.0]), torch.tensor([True, False, False])
-    lam = Relaxed().lam(n, past, None)  # type: ignore[arg-type]
-    assert lam.tolist() == pytest.approx([2.6, 732.0, 1300.0])
+    assert Relaxed().value(1300) == pytest.approx(2.6) == Relaxed("0.2%").value(1300.0)
