@@ -16,12 +16,13 @@ from torch import Tensor
 from .. import files
 from ..data.augment import ResizedCrop
 from ..data.datasets import COUNTS, SHAPES
-from ..data.folders import NAMES
+from ..data.folders import NAMES, ROOM
 from ..data.images import Images
 from ..data.long_tail import count_long_tail
 from ..data.packing import SMALL, Packing
 from ..data.ragged import Ragged
 from ..data.randomness import generator
+from ..data.stored import WINDOW
 from ..engine.device import resolve_device
 from ..engine.gpu import get_peak_memory
 from ..errors import DataError
@@ -60,7 +61,7 @@ def measure_speed(method: Method, dataset: str, device: str, size: int | None = 
     cuda = learner.device_.type == "cuda"
     tiny = shape[1] < 16
     of_each = 256 if cuda else 20 if tiny else 4  # Meta holds two of each out of training
-    classes, new = (20 if cuda else 4, 2) if large else (len(counts) // 2, max(1, len(counts) // 10))
+    classes, new = ((20, 10) if cuda else (4, 2)) if large else (len(counts) // 2, max(1, len(counts) // 10))
     x = make_noise((classes + new) * of_each, shape)
     y = torch.arange(classes + new).repeat_interleave(of_each)
     learner.recipe = replace(learner.recipe_for(shape), epochs=2)
@@ -75,13 +76,15 @@ def measure_speed(method: Method, dataset: str, device: str, size: int | None = 
     for part in (range(classes), range(classes, classes + new)):
         learner.learn(images, part, note, verbose=False)
     learner.logits_at(images.x[:1000], None)
-    held = sum(counts) * shape[0] * math.prod(find_stored_size(shape)) / 2**20  # all images
+    each = shape[0] * math.prod(find_stored_size(shape))
+    held = sum(counts) * each  # all images; of more than there is room for, 20 of every class and a window
+    held = held if held <= ROOM else 20 * len(counts) * each + 2 * WINDOW
     if cuda:
         peak = get_peak_memory(learner.device_)
     else:
         peak = measure_process_memory()
     _, base, _, later = seen  # of each step, the second epoch
-    return Speed(base, later, peak + held)
+    return Speed(base, later, peak + held / 2**20)
 
 
 def make_noise(n: int, shape: Shape) -> Tensor | Ragged:
