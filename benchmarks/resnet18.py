@@ -26,11 +26,12 @@ from equipoise.cli.speed import Setting
 from equipoise.engine import train
 from equipoise.engine.cuda_graph import Engine
 from equipoise.engine.device import resolve_device, resolve_precision, use_device
+from equipoise.engine.kernels.resnet18 import Frozen, Training
 from equipoise.engine.stand_ins import get_backbones
 from equipoise.engine.train import Epoch
 from equipoise.errors import get_first_line
 from equipoise.nets import Features
-from equipoise.nets.backbones import Block, Residual
+from equipoise.nets.backbones import Residual
 from equipoise.step import Step
 
 
@@ -77,75 +78,17 @@ def normalise_by_sums(self: nn.BatchNorm2d, x: Tensor) -> Tensor:
     return (whole * factor[:, None, None] + offset[:, None, None]).to(x.dtype)
 
 
-def convolve_relu(x: Tensor, w: Tensor, b: Tensor, conv: nn.Conv2d, z: Tensor | None = None) -> Tensor:
-    """relu(conv(x) + b + z): by one kernel of cuDNN, which writes nothing in between."""
-    if not x.is_cuda:
-        y = F.conv2d(x, w, b, conv.stride, conv.padding)  # type: ignore[arg-type]
-        return F.relu(y if z is None else y + z)
-    if z is None:
-        return torch.cudnn_convolution_relu(x, w, b, conv.stride, conv.padding, conv.dilation, 1)  # type: ignore[arg-type]
-    return torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, conv.stride, conv.padding, conv.dilation, 1)  # type: ignore[arg-type]
-
-
-class Folded:
-    """A frozen net's features with each batch norm folded into the convolution before it."""
-
-    def __init__(self, backbone: Residual, dtype: torch.dtype) -> None:
-        self.backbone, self.dtype = backbone, dtype
-        self.weights: dict[nn.Conv2d, tuple[Tensor, Tensor]] = {}
-        with torch.no_grad():
-            self.fold(backbone.conv, backbone.bn)
-            for block in (block for stage in backbone.stages for block in stage):
-                self.fold(block.conv1, block.bn1)
-                self.fold(block.conv2, block.bn2)
-                if not isinstance(block.shortcut, nn.Identity):
-                    self.fold(*block.shortcut)
-
-    def fold(self, conv: nn.Conv2d, bn: nn.BatchNorm2d) -> None:
-        """Note the weights of a convolution and of the batch norm after it as one."""
-        assert bn.running_mean is not None and bn.running_var is not None
-        factor = bn.weight * (bn.running_var + bn.eps).rsqrt()
-        w = (conv.weight * factor[:, None, None, None]).to(self.dtype).contiguous(memory_format=torch.channels_last)
-        self.weights[conv] = w, (bn.bias - bn.running_mean * factor).to(self.dtype)
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """In place of the frozen net's features, where images come normalised."""
-        with torch.autocast(x.device.type, enabled=False):
-            conv = self.backbone.conv
-            x = F.max_pool2d(convolve_relu(x.to(self.dtype), *self.weights[conv], conv), 3, 2, 1)
-            maps = []
-            for stage in self.backbone.stages:
-                for block in stage:
-                    x = self.run_block(block, x)
-                maps.append(x)
-            return x.mean((2, 3)), maps
-
-    def run_block(self, block: Block, x: Tensor) -> Tensor:
-        """A residual block."""
-        y = convolve_relu(x, *self.weights[block.conv1], block.conv1)
-        w, b = self.weights[block.conv2]
-        if isinstance(block.shortcut, nn.Sequential):
-            conv = block.shortcut[0]
-            w_shortcut, b_shortcut = self.weights[conv]
-            x, b = F.conv2d(x, w_shortcut, None, conv.stride, conv.padding), b + b_shortcut
-        if block.last_relu:
-            return convolve_relu(y, w, b, block.conv2, x)
-        return F.conv2d(y, w, b, padding=1) + x
-
-
 def fold_teacher(engine: Engine, s: Step) -> tuple[Features, Features | None]:
     """In place of `get_backbones`: only the student is compiled."""
     student, _ = get_backbones(engine, replace(s, teacher=None))
     if s.teacher is None:
         return student, None
     assert isinstance(s.teacher.backbone, Residual)
-    return student, Folded(s.teacher.backbone, torch.bfloat16 if s.n.is_cuda else torch.float32)
+    return student, Frozen(s.teacher.backbone, torch.bfloat16 if s.n.is_cuda else torch.float32)
 
 
 def use_kernels(engine: Engine, s: Step) -> tuple[Features, Features | None]:
     """In place of `get_backbones`: our own kernels between cuDNN's convolutions, and nothing compiled by torch."""
-    from equipoise.engine.kernels.resnet18 import Training
-
     assert isinstance(s.net.backbone, Residual)
     return Training(s.net.backbone), fold_teacher("captured", s)[1]
 

@@ -122,14 +122,14 @@ def test_flops_of_large_images_are_those_of_resnet_18_counted_by_hand() -> None:
 
 def test_rows_of_large_images_are_chosen_by_name() -> None:
     gpu = torch.device("cuda")
-    assert len(list_large_rows(gpu, None)) == 9
+    assert len(list_large_rows(gpu, None)) == 13
     assert list(map(str, list_large_rows(gpu, "crop, resnet18 comp*"))) == [
         "crop",
         "resnet18 compiled",
         "resnet18 compiled teacher",
     ]
-    with pytest.raises(UsageError, match="unknown row 'fused': choose from crop, podnet captured,"):
-        list_large_rows(gpu, "fused")
+    with pytest.raises(UsageError, match="unknown row 'eager': choose from crop, podnet captured,"):
+        list_large_rows(gpu, "eager")
 
 
 def test_large_images_are_like_photographs() -> None:

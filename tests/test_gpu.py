@@ -377,6 +377,22 @@ def test_steps_on_images_of_different_sizes_are_recorded_too(settled: None) -> N
     torch.testing.assert_close(learn("captured"), learn("eager"), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("method", [ILBaseline(Meta(every=3)), PODNet()], ids=lambda m: m.name)
+def test_large_images_train_by_our_kernels(method: Method, settled: None) -> None:
+    """Of images of 96 pixels: as near to fp32 as torch's own bf16, about."""
+    data = Images(draw_sizes(40, 150), torch.arange(40) % 5).to("cuda")
+
+    def learn(engine: str, precision: str) -> torch.Tensor:
+        recipe, crop = Recipe(epochs=2, lr=0.01, batch=16), ResizedCrop(96, brightness=0.2)
+        settings = {"recipe": recipe, "augment": crop, "precision": precision, "engine": engine, "device": "cuda"}
+        learner = Learner(method, 4, **settings)  # type: ignore[arg-type]
+        learner.learn(data, range(3)).learn(data, range(3, 5))
+        return learner.logits_at(data.x, torch.arange(40, device="cuda"))
+
+    exact, plain, ours = learn("eager", "fp32"), learn("eager", "bf16"), learn("fused", "bf16")
+    assert 0 < apart([ours], [exact]) < max(2 * apart([plain], [exact]), 0.05)
+
+
 def test_a_learner_moves_between_devices(tmp_path: Path) -> None:
     gen = generator(3)
     x = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=gen)
@@ -444,7 +460,7 @@ def test_kernels_are_as_near_to_the_truth_as_autocast(batch: int, method: Method
 @pytest.mark.parametrize("kind", [ResNet18, PODNetResNet18])
 def test_kernels_between_convolutions_are_as_near_to_the_truth(kind: type[Residual], settled: None) -> None:
     """Gradients of a ResNet-18: our kernels and torch's own in bf16, both against float64."""
-    from equipoise.engine.kernels.resnet18 import Training
+    from equipoise.engine.kernels.resnet18 import Frozen, Training
 
     gen = generator(11)
     x = torch.randn(32, 3, 96, 96, generator=gen).cuda().contiguous(memory_format=torch.channels_last)
@@ -471,6 +487,10 @@ def test_kernels_between_convolutions_are_as_near_to_the_truth(kind: type[Residu
     assert 1e-5 < apart(ours, truth) < 1.1 * theirs < 0.5
     assert all(torch.equal(a, b) for a, b in zip(ours, again)), "the same bits"
     assert all(a.stride() == w.stride() for a, w in zip(ours, nets[2].parameters()))
+    exact, frozen = nets[0].eval(), copy.deepcopy(nets[0]).float().requires_grad_(False)
+    with torch.no_grad(), use_device(torch.device("cuda"), tuned=False):
+        (h, maps), (h_own, maps_own) = exact(x.bfloat16().double()), Frozen(frozen)(x.bfloat16())
+    assert 0 < apart([h_own], [h]) < 0.03 and all(0 < apart([a], [b]) < 0.03 for a, b in zip(maps_own, maps))
 
 
 def test_training_again_gives_the_same_bits() -> None:

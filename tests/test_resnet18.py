@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from steps import make_step
 from torch import Tensor, nn
 
-from equipoise.nets.backbones import Residual
+from equipoise import ILBaseline, ResizedCrop, Standard
+from equipoise.data.images import Images
+from equipoise.data.ragged import Ragged
+from equipoise.data.randomness import generator
+from equipoise.engine import stand_ins
+from equipoise.engine.stand_ins import find_normalisation, get_backbones
+from equipoise.nets import Net
+from equipoise.nets.backbones import Residual, ResNet18
+from equipoise.nets.heads import LinearHead
 
 if torch.cuda.is_available():
     pytest.skip("tests/test_gpu.py runs the kernels on the GPU", allow_module_level=True)
@@ -20,8 +30,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from equipoise.engine.kernels import norms
-from equipoise.engine.kernels.resnet18 import Training
+from equipoise.engine.kernels.resnet18 import Frozen, Training
 
+LABELS = torch.tensor([0, 1] * 3)
 pytestmark = pytest.mark.xdist_group("kernels")
 
 
@@ -78,3 +89,30 @@ def test_the_net_and_its_gradients_are_torch_s(stem: int, side: int) -> None:
     with torch.no_grad():
         again = Training(own)(x)[0]
     assert torch.equal(again, h_own), "the same step gives the same bits"
+    net = net.eval()
+    with torch.no_grad():
+        (h, maps), (h_own, maps_own) = net(x), Frozen(net, torch.float32)(x)
+    assert near(h_own, h, 1e-5) and all(near(a, b, 1e-5) for a, b in zip(maps_own, maps))
+
+
+def test_an_engine_takes_them_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name only, for images that come normalised; Meta looks ahead by torch's own."""
+    monkeypatch.setattr(stand_ins, "has_resize_kernel", lambda device: True)
+    gen = generator(0, "images")
+    size = torch.tensor([[20, 24]] * 6)
+    data = Images(
+        Ragged.pack(torch.randint(0, 256, (6 * 3 * 480,), dtype=torch.uint8, generator=gen), size, 16), LABELS
+    )
+    s = make_step((2,), data, Standard(), net=Net(ResNet18(), LinearHead(512), torch.zeros(3), torch.ones(3)))
+    s = replace(s, shape=(3, 16, 16))
+    assert find_normalisation("fused", s, ResizedCrop(16), True, ILBaseline(), False) is None
+    to = find_normalisation("fused", s, ResizedCrop(16), True, ILBaseline(), True)
+    assert to is not None and to.dtype == torch.bfloat16
+    assert find_normalisation("fused", s, ResizedCrop(16), False, ILBaseline(), True) is None
+    assert find_normalisation("captured", s, ResizedCrop(16), False, ILBaseline(), False) is not None
+    student, teacher = get_backbones("fused", replace(s, teacher=s.net))
+    assert isinstance(student, Training) and isinstance(teacher, Frozen)
+    s.net.eval()
+    assert isinstance(get_backbones("fused", s)[0], Frozen)
+    s.net.backbone.requires_grad_(True)
+    assert find_normalisation("fused", s, ResizedCrop(16), True, ILBaseline(), True) is None, "batch norms are frozen"

@@ -57,8 +57,8 @@ class LargeRow:
 
 
 def list_large_rows(device: torch.device, patterns: str | None) -> list[LargeRow]:
-    """The rows that a device can have, of these names, patterns or parts of names. No kernels of ours train them."""
-    engines: Sequence[Engine] = ("compiled", "captured") if device.type == "cuda" else ("eager",)
+    """The rows that a device can have, of these names, patterns or parts of names."""
+    engines: Sequence[Engine] = ("compiled", "captured", "fused") if device.type == "cuda" else ("eager",)
     rows = [LargeRow()]
     rows += [LargeRow(net, engine, teacher) for engine in engines for net in METHODS for teacher in (False, True)]
     if patterns is None:

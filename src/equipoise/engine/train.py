@@ -237,14 +237,14 @@ class Training:
 
     def make_steps(self, engine: Engine) -> list[Callable[[], None]]:
         """A step for each source; with Meta also one for each that updates α."""
-        to = find_normalisation(engine, self.s, self.on.crop, self.on.bf16, self.method)
+        on = self.on
+        to = find_normalisation(engine, self.s, on.crop, on.bf16, self.method, on.requested)
         for source in self.sources:
             source.normalisation = to
-        student, teacher = replace_features(engine, self.s, self.on.bf16, self.method)
-        if to is not None:
-            student, teacher = get_backbones(engine, self.s)
+        found = get_backbones(engine, self.s) if to else replace_features(engine, self.s, on.bf16, self.method)
+        student, teacher = found
         kinds = [False] if self.adapt is None else [False, True]
-        ahead = student if engine == "fused" else None  # compiled features use the net's own weights only
+        ahead = student if engine == "fused" and not to else None  # compiled features use the net's own weights only
         both = range(len(self.sources))
         return [partial(self.run_step, k, adapts, student, teacher, ahead) for adapts in kinds for k in both]
 

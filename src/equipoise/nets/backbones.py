@@ -226,3 +226,5 @@ class PODNetResNet18(PODNetResidual):
 
 RESIDUAL = (ResNet32, PODNetResNet32)
 """the backbones that our kernels support"""
+LARGE = (ResNet18, PODNetResNet18)
+"""those that our kernels support where images come normalised"""

@@ -1,7 +1,8 @@
 """ResNet-18, ours and PODNet's: cuDNN's convolutions, and the kernels of `norms.py` between them.
 
-`Training` stands in for a backbone in a training step, with gradients; it reads normalised images, and the backbone's
-own modules. Nothing is compiled by torch, so that a step is recorded in seconds.
+`Training` stands in for a backbone in a training step, with gradients, and `Frozen` for one that only answers, such as
+the teacher's. Both read normalised images, and the backbone's own modules. Nothing is compiled by torch, so that a step
+is recorded in seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from ...nets.backbones import Residual
 from . import norms as K
@@ -20,6 +22,7 @@ from .layers import (
     FEW_ROWS,
     ROWS,
     WARPS,
+    Group,
     Layer,
     Plan,
     Stem,
@@ -220,3 +223,56 @@ def unpool(d: Tensor, where: Tensor, y: Tensor, sums: Tensor, sums_g: Tensor, ga
 def last(x: Tensor) -> Tensor:
     """The same numbers, channels last."""
     return x.contiguous(memory_format=torch.channels_last)
+
+
+class Frozen:
+    """A ResNet-18 in eval mode, as it is now: each batch norm is folded into the convolution before it.
+
+    cuDNN adds the shortcut and applies the ReLU too: nothing is written between convolutions.
+    """
+
+    def __init__(self, backbone: Residual, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.plan, self.dtype = Plan(backbone), dtype
+        self.weights: list[tuple[Tensor, Tensor]] = []
+        for layer in self.plan.layers:
+            norm = layer.norm
+            assert norm.running_mean is not None and norm.running_var is not None
+            factor = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            w = (layer.conv.weight * factor[:, None, None, None]).detach().to(dtype)
+            b = (norm.bias - norm.running_mean * factor).detach().to(dtype)
+            self.weights.append((w.contiguous(memory_format=torch.channels_last), b))
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The embedding and the stage outputs of normalised images, channels last; without gradients."""
+        plan, maps = self.plan, []
+        with torch.autocast(x.device.type, enabled=False):
+            z = F.max_pool2d(self.convolve(plan.stem, x.to(self.dtype)), 3, 2, 1)
+            for at, block in enumerate(plan.blocks):
+                z = self.run_block(block, z)
+                if at + 1 in plan.ends:
+                    maps.append(z)
+        return z.mean((2, 3), dtype=torch.float32), maps
+
+    def run_block(self, block: Group, x: Tensor) -> Tensor:
+        """What a block gives."""
+        y = self.convolve(block.one, x)
+        _, offset = self.weights[block.two.index]
+        if block.short is not None:
+            w, b = self.weights[block.short.index]
+            x, offset = convolve(x, w, block.short.conv.stride, block.short.conv.padding), offset + b
+        if block.relu:
+            return self.convolve(block.two, y, x, offset)
+        w, _ = self.weights[block.two.index]
+        return torch.add(convolve(y, w, (1, 1), (1, 1)), x).add_(offset[:, None, None])
+
+    def convolve(self, layer: Layer, x: Tensor, z: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
+        """ReLU of a convolution, with its offset and z added: one kernel of cuDNN."""
+        conv, (w, b) = layer.conv, self.weights[layer.index]
+        b = b if offset is None else offset
+        if not x.is_cuda:
+            y = F.conv2d(x, w, b, conv.stride, conv.padding)  # type: ignore[arg-type]
+            return F.relu(y if z is None else y + z)
+        sizes: Any = (conv.stride, conv.padding, conv.dilation, 1)
+        if z is None:
+            return torch.cudnn_convolution_relu(x, w, b, *sizes)
+        return torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, *sizes)
