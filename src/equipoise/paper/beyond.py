@@ -156,7 +156,7 @@ def orders() -> Table:
         rows.append(Row(name, tuple(cells)))
     caption = (
         "Average incremental accuracy by the order of the classes, which a NumPy seed draws: half of them, then 5 "
-        "steps; 20 images of every class kept. 1993 is the order of all other tables; the last column has mean and "
+        "steps; 20 images of every class kept. 1993 is the order of the paper's cells; the last column has mean and "
         "deviation over the orders. Nothing was chosen on the other four"
     )
     return Table("orders", "Five class orders", caption, tuple(rows), mean="mean of the orders")
