@@ -216,7 +216,10 @@ def test_why_there_are_no_kernels() -> None:
     assert "30 x 32 pixels" in str(unfit_of(ResNet32(), shape=(30, 32)))
     assert unfit_of(ResNet32(), moving=False, learning=False) is None, "a classifier on a frozen net"
     assert "batch norms are frozen" in str(unfit_of(ResNet32(), moving=False)), "their gradient would be silently 0"
-    assert "makes its own" in str(unfit_of(ResNet32(), method=Busy())), "views"
+    assert unfit_of(ResNet32(), method=Busy()) is None and unfit_of(ResNet32(), method=SPBM()) is None, "copies"
+    for views in (lambda x: x[..., :30], lambda x: x / 2):
+        other = type("Other", (ILBaseline,), {"views": staticmethod(views)})
+        assert "makes others of them" in str(unfit_of(ResNet32(), method=other()))
 
 
 def test_a_fault_in_an_objective_is_raised_as_what_it_is(like_a_gpu: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,8 @@ from equipoise.methods.eeil import EEIL
 from equipoise.methods.geodl import GeoDL
 from equipoise.methods.mnemonics import Mnemonics
 from equipoise.methods.spb import SPB
+from equipoise.methods.spb_i import SPBI
+from equipoise.methods.spb_m import SPBM
 from equipoise.methods.tpcil import TPCIL
 from equipoise.paper.cells import THE_PAPER
 from equipoise.paper.match import NONE, fill, list_runs
@@ -161,10 +163,11 @@ def test_the_order_of_a_queue_knows_what_has_no_kernels() -> None:
     """A method whose steps are compiled, or launched one by one, costs that much more."""
     for kind in methods.find_built_in().values():
         method = kind()
-        compiled = method.overrides("views") or not has_kernels(method.backbone((3, 32, 32)))
+        compiled = not has_kernels(method.backbone((3, 32, 32)))
         least = EAGER if not method.capturable else COMPILED if compiled else 1.0
         assert least <= method.cost < 30, method.name
     assert EAGER > COMPILED > 1
+    assert SPBM().cost >= 4 and SPBI().cost > SPBM().cost, "four copies of every image"
     assert DDE().cost >= 3.5, "it forwards ten more images for each, where four or so passes are made of one"
     assert Mnemonics(mode="paper").cost > Mnemonics().cost > Mnemonics().host.cost
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from equipoise.engine import meta
 from equipoise.engine.kernels.launch import launch
+from equipoise.methods.spb_i import rotate
 from equipoise.nets import Net
 from equipoise.nets.backbones import Backbone, PODNetResNet32, ResNet32
 from equipoise.nets.heads import LinearHead
@@ -344,6 +345,18 @@ def test_training_moves_running_statistics_as_the_net_does(twins: Twins) -> None
 @pytest.mark.parametrize("chosen", [(0, 1, 2, 3, -1), (0,), (2,)], ids=["everything", "embedding", "second-stage"])
 def test_gradients_are_what_autograd_finds(twins: Twins, chosen: tuple[int, ...]) -> None:
     check_gradients(twins, chosen)
+
+
+def test_rotated_copies_are_read_as_images_are() -> None:
+    """They lie in memory in another way: by rows of one channel after the other."""
+    x = rotate(pixels_of(1, 3, 8, 8))
+    twins = twins_of(x)
+    assert len(x) == 4 and all(near(a, b) for a, b in zip(twins.mine, twins.exact))
+    check_gradients(twins, (0, -1))
+    twins.net.eval().requires_grad_(False)
+    h, maps = resnet32.Frozen(twins.net, torch.float32)(x)
+    exact, _ = twins.net.features(x)
+    assert near(h, exact) and len(maps) == 3
 
 
 def test_all_of_a_resnet_32_is_what_torch_makes_of_it() -> None:

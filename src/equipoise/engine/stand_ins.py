@@ -75,8 +75,11 @@ def explain_unfit(s: Step, bf16: bool, method: Method, kinds: Sequence[type[Back
         return f"our kernels need height and width to be multiples of 4, and images have {height} x {width} pixels"
     if not s.net.training and any(w.requires_grad for w in s.net.backbone.parameters()):
         return "our kernels train with batch statistics, and batch norms are frozen"
-    if method.overrides("views") or any(value.ndim == 4 for value in s.state.values()):
-        return "our kernels read images of the data set, and this method makes its own"
+    copies = method.views(torch.zeros(2, *s.shape, dtype=torch.uint8, device=s.n.device))
+    if copies.dtype != torch.uint8 or tuple(copies.shape[1:]) != tuple(s.shape):
+        return "our kernels read images as those of the data set, and this method makes others of them"
+    if any(value.ndim == 4 for value in s.state.values()):
+        return "our kernels give no gradients of pixels, and this method learns some"
     return None
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UsageError
-from ..method import COMPILED
 from ..nets import Batch, Out
 from ..nets.heads import Head, RotationHead
 from ..step import Learned, Plan, Shape, Stages, Step
@@ -27,7 +26,7 @@ class SPBI(SPB):
 
     name: ClassVar[str] = "spb-i"
     title: ClassVar[str] = "SPB-I"
-    cost: ClassVar[float] = 4.5 * COMPILED * SPB.cost
+    cost: ClassVar[float] = 4.5 * SPB.cost  # by arithmetic: four copies, and two blocks more
     needs_maps: ClassVar[bool] = True
 
     def objective(self, s: Step, b: Batch) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..method import COMPILED
 from ..nets import Out
 from ..nets.heads import Head, PerspectiveHead
 from ..step import Learned, Plan, Stages
@@ -27,7 +26,7 @@ class SPBM(SPB):
 
     name: ClassVar[str] = "spb-m"
     title: ClassVar[str] = "SPB-M"
-    cost: ClassVar[float] = 4 * COMPILED * SPB.cost
+    cost: ClassVar[float] = 4 * SPB.cost
     vote: Literal["probabilities", "logits"] = "probabilities"
     """what predictions add up over the classifiers; the paper does not say"""
     scales: Literal["shared", "each"] = "shared"
