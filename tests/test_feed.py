@@ -9,6 +9,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,9 @@ from equipoise.data.shards import Shards, open_shards
 from equipoise.data.stored import Stored, shuffle_blocks
 from equipoise.engine import feed, predict, train
 from equipoise.engine.feed import Feed
-from equipoise.errors import DataError, UsageError
+from equipoise.errors import DataError, RunError, UsageError
 from equipoise.learner.step import embed
+from equipoise.runs.plan import prepare
 from equipoise.runs.resume import Attempt
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
@@ -492,6 +494,21 @@ def test_a_run_that_is_stopped_in_an_epoch_ends_as_one_that_was_not(
     assert resumed == straight
     models = [json.loads((tmp_path / name / "model/learner.json").read_text()) for name in ("straight", "stopped")]
     assert models[0]["sha256"] == models[1]["sha256"]
+
+
+def test_images_that_do_not_fit_the_gpu_may_stay_on_the_disk(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Ragged, device: Any) -> Ragged:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Ragged, "to", fail)
+    settings = Run(data=Data("folder", size=16), protocol=Protocol(2, 2))
+    with pytest.raises(
+        RunError, match=r'0 GB of images do not fit the GPU: choose Data\(images_on="disk"\)'
+    ) as refused:
+        prepare(settings, CPU, tree)
+    assert refused.value.with_flags.endswith("choose --images-on disk")
+    plan = prepare(replace(settings, data=Data("folder", size=16, images_on="disk")), CPU, tree)
+    assert isinstance(plan.train.x, Stored) and plan.run.data.images_on == "disk"
 
 
 def test_small_images_stay_in_memory(tmp_path: Path) -> None:

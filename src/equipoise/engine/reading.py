@@ -26,7 +26,7 @@ class Buffer:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.copied = torch.cuda.Event(blocking=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Wait until what was read before has been copied."""

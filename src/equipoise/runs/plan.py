@@ -17,8 +17,10 @@ from ..data.images import Images
 from ..data.long_tail import count_long_tail, drop_surplus
 from ..data.memory import Budget, rank_in_class
 from ..data.protocol import order_classes, split_classes
+from ..data.ragged import Ragged
 from ..data.randomness import generator
 from ..data.stored import Stored
+from ..errors import RunError, is_gpu_full
 from ..learner import Learner
 from ..method import Method
 from ..remedies import REMEDIES, Standard
@@ -232,5 +234,16 @@ def prepare(
     used = count_long_tail(torch.bincount(train_y, minlength=classes).tolist(), sizes, run.data.imbalance)
     labels = drop_surplus(train_y, used, order, run.seed), test_y
     ids = [digest([loaded.fingerprint, to_plain(run.data), run.seed, k]) for k in range(2)]
-    train, test = (Images(part.x, y, id).to(learner.device_) for part, y, id in zip(parts, labels, ids))
+    train, test = (move(Images(part.x, y, id), learner.device_) for part, y, id in zip(parts, labels, ids))
     return Prepared(run, loaded, train, test, order, sizes, learner)
+
+
+def move(images: Images, device: torch.device) -> Images:
+    """The images on a device; large ones that do not fit may stay on the disk."""
+    try:
+        return images.to(device)
+    except Exception as error:
+        if not isinstance(images.x, Ragged) or not is_gpu_full(error):
+            raise
+        words = f"{len(images.x.pixels) / 1e9:.0f} GB of images do not fit the GPU: choose"
+        raise RunError(f'{words} Data(images_on="disk")', f"{words} --images-on disk") from None
