@@ -130,6 +130,10 @@ def test_what_is_listed_is_that_of_the_definition_and_says_so(capsys: pytest.Cap
         assert f"ImageNet-Subset is {said}\n" in err
         line = next(line for line in out.splitlines() if " --steps 5 " in line)
         assert f"--dataset imagenet-subset {flags}--steps 5 " in line and " --data 'my images'  # " in line
+    assert run_command([*words, "--images-on", "disk"]) == 0
+    assert capsys.readouterr().out.count("--dataset imagenet-subset --images-on disk --steps") == 2
+    assert run_command(["paper", "table6", "--dry-run", "--images-on", "disk"]) == 2
+    assert "--images-on belongs to --dataset imagenet or imagenet-subset" in capsys.readouterr().err
     assert run_command(["paper", "--dataset", "imagenet-subset", "--data", "my images"]) == 0
     overview = capsys.readouterr().out
     assert "runs need" not in overview and "table3" in overview

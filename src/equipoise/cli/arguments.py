@@ -60,6 +60,9 @@ class Paper:
     data: Path | None = None
     """folder with the data set's files; for ImageNet, that of its images, or what was packed of them
     (default: $EQUIPOISE_DATA or ~/.cache/equipoise/data, filled by a download; ImageNet has none)"""
+    images_on: Literal["device", "disk"] | None = None
+    """where images of ImageNet are during training: all on the device, or on the disk, in an order that it can follow
+    (default: device up to 64 GiB)"""
     store: str | None = None
     """folder where steps are shared with other runs; `none` to share none
     (default: $EQUIPOISE_STORE or ~/.cache/equipoise/store)"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from ..data.folders import NAMES
 from ..data.listing import DEFAULT_SUBSET, SUBSETS, Subset
@@ -39,6 +40,19 @@ def describe_subset(tables: Sequence[Table]) -> str:
     runs = [run for run in list_cell_runs(tables) if run.data.name == "imagenet-subset"]
     subset = next((run.data.subset or DEFAULT_SUBSET for run in runs), None)
     return f"ImageNet-Subset is {SUBSETS[subset]} ({subset})" if subset else ""
+
+
+def place_images(tables: Sequence[Table], images_on: Literal["device", "disk"] | None) -> list[Table]:
+    """The tables with the images of ImageNet on the device or on the disk; None for wherever they fit."""
+    if images_on is not None and not any(map(find_images_needed, list_cell_runs(tables))):
+        raise UsageError("--images-on belongs to --dataset imagenet or imagenet-subset: remove it")
+
+    def place(cell: Cell) -> Cell:
+        if cell.run is None or find_images_needed(cell.run) is None:
+            return cell
+        return replace(cell, run=replace(cell.run, data=replace(cell.run.data, images_on=images_on)))
+
+    return [table.map(place) for table in tables]
 
 
 def has_only_folders(tables: Sequence[Table]) -> bool:

@@ -69,4 +69,4 @@ def choose(f: Paper) -> tuple[list[Table], list[Table]]:
     if judged and f.subset is not None:
         raise UsageError("claims are of ImageNet-Subset as the paper defines it: leave out --subset")
     shown = imagenet.choose_subset(shown, f.subset)
-    return shown, shown + judged
+    return shown, imagenet.place_images(shown + judged, f.images_on)
