@@ -6,12 +6,12 @@ import copy
 import fcntl
 import functools
 import importlib.util
+import inspect
 import itertools
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import types
 from collections import Counter
@@ -66,7 +66,9 @@ from equipoise.files import MANIFEST
 from equipoise.methods.around import Around
 from equipoise.remedies import REMEDIES
 from equipoise.report.words import find_remedy
+from equipoise.runs import environment
 from equipoise.runs.command import name_folder
+from equipoise.runs.environment import hash_code
 from equipoise.runs.metrics import forgetting
 from equipoise.runs.plan import Prepared, count_images, read_run, resolve
 from equipoise.runs.plan import prepare as prepared
@@ -79,7 +81,7 @@ from equipoise.settings import to_plain
 from equipoise.step import Stages
 
 RECIPE = Recipe(epochs=3, lr=0.05, batch=32)
-with digits_of(50):
+with digits_of(30):
     DIGITS = datasets.load("digits")
 
 FIELDS = {
@@ -94,7 +96,7 @@ CPU = Machine("cpu", "fp32")
 
 @pytest.fixture(scope="module", autouse=True)
 def few() -> Iterator[None]:
-    with digits_of(50):
+    with digits_of(30):
         yield
 
 
@@ -737,31 +739,6 @@ def test_a_shared_step_without_its_key_is_not_used(note: Any, tmp_path: Path) ->
 
 # What the key of a shared step is made of
 
-KEYS = """
-import importlib, json, os, sys
-import torch  # which takes long, and once is enough
-
-def keys(method):
-    from equipoise import Recipe
-    from equipoise.runs.plan import prepare
-    from equipoise.runs.settings import Data, Machine, Protocol, Run
-    run = Run(method, Data("digits"), Protocol(8, 1, memory="2"), Recipe(epochs=1))
-    return prepare(run, Machine("cpu")).compute_keys()
-
-def print_keys(source):
-    sys.path.insert(0, source)
-    from equipoise import LUCIR, Balanced, ILBaseline, __file__ as here
-    assert here.startswith(source)
-    print(json.dumps({m.name + m.remedy.name: keys(m) for m in (LUCIR(), ILBaseline(), ILBaseline(Balanced()))}))
-
-for source in sys.argv[1:]:
-    assert "equipoise" not in sys.modules
-    if os.fork() == 0:
-        print_keys(source)
-        sys.stdout.flush()
-        os._exit(0)  # taking torch down takes longer than all this
-    assert os.wait()[1] == 0
-"""
 SOURCES = ["engine/train", "losses", "step", "learner/step", "data/images", "nets/heads"]
 """files whose code computes"""
 Keys = dict[str, list[str]]
@@ -776,6 +753,21 @@ def change_words(path: Path) -> None:
 def change_code(path: Path) -> None:
     with path.open("a") as f:
         f.write("ONE_MORE = 1\n")
+
+
+def keys_in(package: Path, patch: pytest.MonkeyPatch) -> Keys:
+    """The keys of runs where the source is read from this copy of the package."""
+    here = Path(equipoise.__file__).parent
+
+    def getfile(kind: type) -> str:
+        file = Path(inspect.getfile(kind))
+        return str(package / file.relative_to(here) if file.is_relative_to(here) else file)
+
+    patch.setattr(environment, "__file__", str(package / "runs" / "environment.py"))
+    patch.setattr(environment, "inspect", types.SimpleNamespace(getfile=getfile))
+    hash_code.cache_clear()
+    runs = [brief(method, Recipe(epochs=1)) for method in (LUCIR(), ILBaseline(), ILBaseline(Balanced()))]
+    return {one.method.name + one.method.remedy.name: keys_of(one) for one in runs}
 
 
 @pytest.fixture(scope="module")
@@ -799,15 +791,9 @@ def keys_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Keys]:
                 change_words(path)
         elif name != "as it is":
             change_code(package / f"{name}.py")
-    done = subprocess.run(
-        [sys.executable, "-c", KEYS, *map(str, sources.values())],
-        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    keys: dict[str, Keys] = dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        keys = {name: keys_in(source / "equipoise", patch) for name, source in sources.items()}
+    hash_code.cache_clear()
     plain = keys["as it is"]
     assert all(key for of_run in plain.values() for key in of_run)
     assert plain["il-baselinestandard"][0] == plain["il-baselinebalanced"][0] != plain["lucirstandard"][0]
@@ -1105,8 +1091,10 @@ def test_a_checkpoint_has_positions_and_the_final_model_pixels(at: Any, tmp_path
 def test_the_final_model_learns_on(name: str, tmp_path: Path) -> None:
     """Without the data set: what it keeps is its own."""
     result = run(small(method=LATER[name], recipe=replace(RECIPE, epochs=2)), tmp_path)
-    known = DIGITS.train.y < 2
-    x, y = 255 - DIGITS.train.x[known][:100], [("nought", "one")[label] for label in DIGITS.train.y[known][:100]]
+    with digits_of(50):  # so many are told apart
+        train = datasets.load("digits").train
+    known = train.y < 2
+    x, y = 255 - train.x[known], [("nought", "one")[label] for label in train.y[known]]
     learners = [Learner.load(tmp_path / "model") for _ in range(2)]
     for learner in learners:
         learner.recipe = replace(RECIPE, epochs=10)
@@ -1228,8 +1216,8 @@ def outside(folder: Path, module: str, sign: str) -> Any:
     return module_of(folder, module, OUTSIDE.format(sign=sign)).Mine()
 
 
-def brief(method: Method) -> Run:
-    return Run(method, Data("digits"), Protocol(8, 1, memory="2"), RECIPE)
+def brief(method: Method, recipe: Recipe = RECIPE) -> Run:
+    return Run(method, Data("digits"), Protocol(8, 1, memory="2"), recipe)
 
 
 def test_whole_numbers_in_fields_for_floats_change_no_key() -> None:
