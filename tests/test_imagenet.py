@@ -14,8 +14,13 @@ from records import make_record
 from equipoise import paper
 from equipoise.cli import run_command
 from equipoise.cli.request import Request, parse_request
+from equipoise.data.augment import ResizedCrop
 from equipoise.data.datasets import COUNTS
+from equipoise.method import Method
+from equipoise.methods.il_baseline import ILBaseline
+from equipoise.methods.lucir import LUCIR
 from equipoise.paper.match import NONE, fill, list_runs, load_records
+from equipoise.remedies import Meta
 from equipoise.runs import estimate
 from equipoise.runs.plan import compute_sizes, resolve
 from equipoise.runs.settings import Data, Protocol, Run
@@ -93,6 +98,22 @@ def test_time_on_imagenet_counts_no_base_step_of_another_loss(monkeypatch: pytes
     assert len(both) == 2 and estimate.estimate(both, "cpu").seconds == pytest.approx(alone)
     twice = [both[0], replace(both[0], protocol=Protocol(steps=10))]
     assert estimate.estimate(twice, "cpu").seconds < sum(estimate.estimate([run], "cpu").seconds for run in twice)
+
+
+@pytest.mark.parametrize("method", [LUCIR(), ILBaseline(Meta(every=1))], ids=lambda method: method.name)
+def test_a_speed_is_measured_on_boxes_cut_out_of_photographs(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 x 341 pixels for 224; of all images, only what is on the device counts as memory."""
+    assert estimate.find_stored_size((3, 224, 224)) == (256, 341)
+    monkeypatch.setattr(estimate, "SMALL", 8)
+    cut: list[tuple[int, ...]] = []
+    crop = ResizedCrop.cut
+    monkeypatch.setattr(ResizedCrop, "cut", lambda self, *words: (cut.append(self.size), crop(self, *words))[1])
+    found = estimate.measure_speed(method, "imagenet", "cpu", 12)
+    assert found.base > 0 and found.later > 0 and {*cut} == {12}
+    monkeypatch.setattr(estimate, "ROOM", 0)
+    monkeypatch.setattr(estimate, "measure_process_memory", lambda: 0.0)
+    least = estimate.measure_speed(method, "imagenet", "cpu", 12).mib
+    assert least == pytest.approx((20 * 1000 * 3 * 12 * 16 + 2 * estimate.WINDOW) / 2**20)
 
 
 def test_a_record_on_imagenet_fills_its_cell_by_the_same_definition_only(tmp_path: Path) -> None:
