@@ -163,8 +163,8 @@ MUTATIONS = (
     Mutation(
         "the learning rate never falls",
         "engine/train.py",
-        "rate = self.stage.recipe.lr_at(epoch)",
-        "rate = self.stage.recipe.lr_at(0)",
+        "fill_(recipe.lr_at(epoch)",
+        "fill_(recipe.lr_at(0)",
         "training",
     ),
     Mutation("looking ahead changes batch norms", "engine/meta.py", "{name: b.clone() for", "{name: b for", "meta"),
