@@ -49,7 +49,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> tuple[Images, Images]:
     """CIFAR-100 with few images of 8 classes, in a mixed order, as its own files would give them."""
     gen = torch.Generator().manual_seed(0)
     parts = []
-    for of_each in (20, 5):
+    for of_each in (10, 3):
         y = torch.arange(8).repeat_interleave(of_each)[torch.randperm(8 * of_each, generator=gen)]
         x = torch.randint(0, 256, (len(y), 3, 8, 8), generator=gen, dtype=torch.uint8)
         x = torch.nn.functional.interpolate(x, scale_factor=4) // 2 + 10 * y[:, None, None, None].to(torch.uint8)
@@ -259,7 +259,9 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_wrong_words_are_refused_in_a_sentence(tmp_path: Path, isolated: None, capsys: Any, case: str) -> None:
     words, code, why = REFUSALS[case]
-    pack(list_folder(make_tree(tmp_path / "DIR")), tmp_path / "DIR/packed", Packing(None))
+    files = list_folder(make_tree(tmp_path / "DIR"))
+    if case == "packed":
+        pack(files, tmp_path / "DIR/packed", Packing(None))
     assert run_command(["run", "il-baseline", *words.split(), "--base", "2", "--steps", "1"]) == code
     err = capsys.readouterr().err
     assert why in err and err.count("\n") == 1
