@@ -7,12 +7,14 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from records import make_record
+from squares import digits_of
 
 from equipoise import Balanced, ILBaseline, Meta, Recipe, UsageError, methods, paper
 from equipoise.cli import reproduce, run_command
@@ -247,10 +249,11 @@ def test_each_run_is_wanted_once_and_what_is_recorded_is_not_missing(tmp_path: P
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EQUIPOISE_STORE", str(tmp_path / "cache" / "store"))
-    return tmp_path
+    with digits_of(40):
+        yield tmp_path
 
 
 def test_a_table_is_rehearsed_and_a_second_time_nothing_is_left(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
