@@ -51,6 +51,7 @@ from equipoise.engine import feed, predict, train
 from equipoise.engine.feed import Feed
 from equipoise.errors import DataError, RunError, UsageError
 from equipoise.learner.step import embed
+from equipoise.report.words import describe_changes
 from equipoise.runs.plan import prepare
 from equipoise.runs.resume import Attempt
 from equipoise.runs.run import run
@@ -457,6 +458,7 @@ def test_a_run_from_the_disk_ends_with_a_record_that_says_so(
     assert run_command([*words.split(), "--out", "one"]) == 0
     one = json.loads(Path("one/result.json").read_text())
     assert one["run"]["data"]["images_on"] == "disk"
+    assert "images on the disk" in describe_changes(one)
     assert one["resolved"]["shuffled_in"] == {"block": 2 * 27 * 21 * 3, "window": 6 * 27 * 21 * 3}
     assert [step["classes"] for step in one["steps"]] == [2, 3, 4] and np.sum(one["confusion"]) == 8
     exemplars = Learner.load("one/model").exemplars_

@@ -164,6 +164,7 @@ PHRASES = {
     "data.brightness": "brightness {}",
     "data.imbalance": "imbalance {}",
     "data.size": "{} pixels",
+    "data.images_on": "images on the {}",
 }
 """how changes of the protocol and the data are written"""
 
