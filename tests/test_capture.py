@@ -48,7 +48,7 @@ from equipoise.engine import train as loop
 from equipoise.engine.cuda_graph import Engine, UnfitError, prepare
 from equipoise.engine.device import use_device
 from equipoise.engine.gpu import Streams
-from equipoise.engine.stand_ins import explain_unfit, has_kernels
+from equipoise.engine.stand_ins import explain_unfit, has_kernels, replace_features
 from equipoise.engine.train import Conditions, Position, fit
 from equipoise.learner.state import new_net
 from equipoise.nets import Batch, Net, Out
@@ -220,6 +220,21 @@ def test_why_there_are_no_kernels() -> None:
     for views in (lambda x: x[..., :30], lambda x: x / 2):
         other = type("Other", (ILBaseline,), {"views": staticmethod(views)})
         assert "makes others of them" in str(unfit_of(ResNet32(), method=other()))
+
+
+def test_pixels_are_learned_without_our_kernels_and_without_a_compiler() -> None:
+    """Their training is over before it would be compiled."""
+    data = Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4).long())
+    s = make_step(
+        (1,),
+        data,
+        net=Net(ResNet32(), LinearHead(64), torch.zeros(3), torch.ones(3)),
+        state={"pixels": torch.zeros(4, 3, 32, 32)},
+    )
+    for engine, words in (("fused", "no gradients of pixels"), ("compiled", "takes to compile")):
+        with pytest.raises(UnfitError, match=words):
+            replace_features(engine, s, True, ILBaseline())  # type: ignore[arg-type]
+    assert replace_features("captured", s, True, ILBaseline()) == (None, None)
 
 
 def test_a_fault_in_an_objective_is_raised_as_what_it_is(like_a_gpu: None, caplog: pytest.LogCaptureFixture) -> None:

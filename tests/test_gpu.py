@@ -519,9 +519,11 @@ def test_training_by_our_kernels_is_training(remedy: Any) -> None:
         assert fused.state["alpha"].item() - 1 == pytest.approx(exact.state["alpha"].item() - 1, rel=0.3)
 
 
-@pytest.mark.parametrize("method", [GeoDL(), SPBI(classes="all"), SPBM(Balanced())], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [GeoDL(), SPBI(classes="all"), SPBM(Balanced()), Mnemonics(host=LUCIR())], ids=lambda m: m.name
+)
 def test_methods_are_trained_by_our_kernels_as_without(method: Method, settled: None) -> None:
-    """Stage outputs and rotated copies too: as far from fp32 as bf16 is anyway."""
+    """Stage outputs, rotated copies and scaled kernels too: as far from fp32 as bf16 is anyway."""
     exact = two_steps(method, "eager")
     plain, fused = (two_steps(method, engine, precision="bf16") for engine in ("eager", "fused"))
     theirs, mine = ((one - exact).norm() / exact.norm() for one in (plain, fused))

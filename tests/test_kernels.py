@@ -15,7 +15,7 @@ from equipoise.engine import meta
 from equipoise.engine.kernels.launch import launch
 from equipoise.methods.spb_i import rotate
 from equipoise.nets import Net
-from equipoise.nets.backbones import Backbone, PODNetResNet32, ResNet32
+from equipoise.nets.backbones import Backbone, PODNetResNet32, ResNet32, ScaledConv2d, add_scales
 from equipoise.nets.heads import LinearHead
 
 if torch.cuda.is_available():
@@ -357,6 +357,48 @@ def test_rotated_copies_are_read_as_images_are() -> None:
     h, maps = resnet32.Frozen(twins.net, torch.float32)(x)
     exact, _ = twins.net.features(x)
     assert near(h, exact) and len(maps) == 3
+
+
+def scaled_net() -> Net:
+    """With a factor for every pair of channels and an offset for every channel, which are not those of the start."""
+    net, gen = net_of(), torch.Generator().manual_seed(4)
+    add_scales(net.backbone)
+    for m in net.modules():
+        if isinstance(m, ScaledConv2d):
+            m.scale.data.uniform_(0.5, 1.5, generator=gen)
+            m.shift.data.normal_(generator=gen)
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("trained", ["kernel", "scale"])
+def test_factors_and_offsets_of_kernels_are_trained_too(trained: str) -> None:
+    """By autograd around our kernels; of an offset the batch norm takes everything but a shift of its running mean."""
+    net, x = scaled_net().train(), pixels_of(2, 3, 8, 8)
+    weights = {name: w for name, w in net.backbone.named_parameters() if not name.endswith((".kernel", ".scale"))}
+    weights |= {name: w for name, w in net.backbone.named_parameters() if name.endswith(f".{trained}")}
+    for name, w in net.backbone.named_parameters():
+        w.requires_grad_(name in weights)
+    twin = copy.deepcopy(net).double()
+    mine, exact = ([h, *maps] for h, maps in (resnet32.Training(net, torch.float32)(x), twin.features(x)))
+    assert all(near(a, b) for a, b in zip(mine, exact))
+    own = dict(twin.backbone.named_parameters())
+    by = [torch.randn(out.shape, generator=torch.Generator().manual_seed(5)) for out in mine]
+    found, truth = (
+        torch.autograd.grad(outs, those, [v.to(o.dtype) for v, o in zip(by, outs)], materialize_grads=True)
+        for outs, those in ((mine, list(weights.values())), (exact, [own[name] for name in weights]))
+    )
+    for (name, w), a, b in zip(weights.items(), found, truth):
+        if name.endswith(".shift"):
+            assert not a.any() and b.abs().max() < 1e-9, "torch finds rounding errors there"
+            continue
+        laid_out = zip(w.shape, a.stride(), w.stride())
+        assert near(a, b) and all(one == other for size, one, other in laid_out if size > 1), name
+    for (name, a), b in zip(net.named_buffers(), twin.buffers()):
+        assert near(a, b), name
+    net.eval().requires_grad_(False)
+    h, maps = resnet32.Frozen(net, torch.float32)(x)
+    truth_h, truth_maps = copy.deepcopy(net).double().features(x)
+    assert near(h, truth_h) and all(near(a, b) for a, b in zip(maps, truth_maps))
 
 
 def test_all_of_a_resnet_32_is_what_torch_makes_of_it() -> None:

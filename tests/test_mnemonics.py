@@ -37,7 +37,7 @@ from equipoise.engine.stand_ins import has_kernels
 from equipoise.learner.state import new_net
 from equipoise.methods.mnemonics import classify_some, step_rows
 from equipoise.nets import Net
-from equipoise.nets.backbones import ResNet32, ScaledConv2d, add_scales
+from equipoise.nets.backbones import LARGE, ResNet18, ResNet32, ScaledConv2d, add_scales
 from equipoise.step import Plan
 
 FAST = Recipe(epochs=2, lr=0.1, batch=32)
@@ -265,14 +265,15 @@ def test_recipes_of_the_pixels() -> None:
 # Nets
 
 
-def test_scales_change_nothing_at_first_and_our_kernels_refuse_them() -> None:
+def test_scales_change_nothing_at_first_and_only_the_kernels_of_resnet_32_know_them() -> None:
     one, other = ResNet32(), add_scales(ResNet32())
     one.initialise(generator(1))
     other.initialise(generator(1))
     x = torch.randn(2, 3, 8, 8, generator=generator(0))
     torch.testing.assert_close(one.eval()(x)[0], other.eval()(x)[0])
     assert not any(isinstance(m, nn.Conv2d) for m in other.modules())
-    assert has_kernels(one) and not has_kernels(other)
+    assert has_kernels(one) and has_kernels(other)
+    assert has_kernels(ResNet18(), LARGE) and not has_kernels(add_scales(ResNet18()), LARGE)
     scaled = next(m for m in other.modules() if isinstance(m, ScaledConv2d))
     with torch.no_grad():
         scaled.scale.normal_(generator=generator(2))

@@ -22,6 +22,8 @@ def replace_features(engine: Engine, s: Step, bf16: bool, method: Method) -> tup
     Only features: their shapes are constant, while the head grows with every step.
     """
     if engine == "compiled":
+        if learns_pixels(s):
+            raise UnfitError("pixels are learned in less time than it takes to compile that")
         return torch.compile(s.net.features), None if s.teacher is None else torch.compile(s.teacher.features)
     if engine == "fused":
         if reason := explain_unfit(s, bf16, method):
@@ -78,15 +80,20 @@ def explain_unfit(s: Step, bf16: bool, method: Method, kinds: Sequence[type[Back
     copies = method.views(torch.zeros(2, *s.shape, dtype=torch.uint8, device=s.n.device))
     if copies.dtype != torch.uint8 or tuple(copies.shape[1:]) != tuple(s.shape):
         return "our kernels read images as those of the data set, and this method makes others of them"
-    if any(value.ndim == 4 for value in s.state.values()):
+    if learns_pixels(s):
         return "our kernels give no gradients of pixels, and this method learns some"
     return None
+
+
+def learns_pixels(s: Step) -> bool:
+    """Whether the state holds pixels to learn, as in the stage of Mnemonics' exemplars."""
+    return any(value.ndim == 4 for value in s.state.values())
 
 
 def has_kernels(backbone: Backbone, kinds: Sequence[type[Backbone]] = RESIDUAL) -> bool:
     """Whether our kernels support this backbone: of one of these classes, without changes."""
     norms = [m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     default = all(m.eps == 1e-5 and m.momentum == 0.1 and m.affine and m.track_running_stats for m in norms)
-    scaled = any(isinstance(m, ScaledConv2d) for m in backbone.modules())
+    scaled = kinds is not RESIDUAL and any(isinstance(m, ScaledConv2d) for m in backbone.modules())
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
     return type(backbone) in kinds and default and not scaled and not hooked

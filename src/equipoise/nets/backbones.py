@@ -79,11 +79,17 @@ class ScaledConv2d(nn.Module):
         self.kernel = nn.Parameter(like.weight.detach())
         self.scale = nn.Parameter(torch.ones(*like.weight.shape[:2], 1, 1))
         self.shift = nn.Parameter(torch.zeros(like.out_channels))
-        self.stride, self.padding = like.stride, like.padding
+        self.stride, self.padding, self.kernel_size = like.stride, like.padding, like.kernel_size
+        self.in_channels, self.out_channels = like.in_channels, like.out_channels
+
+    @property
+    def weight(self) -> Tensor:
+        """The scaled kernel."""
+        return self.kernel * self.scale
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution by the scaled kernel, shifted."""
-        return F.conv2d(x, self.kernel * self.scale, self.shift, self.stride, self.padding)  # type: ignore[arg-type]
+        return F.conv2d(x, self.weight, self.shift, self.stride, self.padding)  # type: ignore[arg-type]
 
 
 def add_scales(backbone: Backbone) -> Backbone:

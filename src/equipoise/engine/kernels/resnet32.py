@@ -56,10 +56,13 @@ class Training:
     def move_statistics(self, sums: Tensor, way: Pass) -> None:
         """Running means and variances, as `BatchNorm2d` moves them."""
         mean, var, count = self.moments(sums, way)
-        norms = [layer.norm for layer in self.plan.layers]
+        norms, shifts = zip(*((layer.norm, layer.shift) for layer in self.plan.layers))
         for name, now in (("running_mean", mean), ("running_var", var * (count / (count - 1)))):
             running = [getattr(norm, name) for norm in norms]
-            torch._foreach_lerp_(running, [row[: len(r)] for row, r in zip(now, running)], MOMENTUM)
+            rows = [row[: len(r)] for row, r in zip(now, running)]
+            if name == "running_mean" and shifts[0] is not None:
+                rows = list(torch._foreach_add(rows, shifts))
+            torch._foreach_lerp_(running, rows, MOMENTUM)
         torch._foreach_add_([norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None], 1)
 
 
@@ -273,7 +276,8 @@ class Frozen:
             assert norm.running_mean is not None and norm.running_var is not None
             scale = norm.weight / (norm.running_var + norm.eps).sqrt()
             folded.append((layer.conv.weight * scale[:, None, None, None]).detach())
-            self.biases.append((norm.bias - norm.running_mean * scale).detach().float())
+            mean = norm.running_mean if layer.shift is None else norm.running_mean - layer.shift
+            self.biases.append((norm.bias - mean * scale).detach().float())
         self.weights = self.plan.weights(folded)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...nets import Net
-from ...nets.backbones import RESIDUAL, Block, PaddedBlock
+from ...nets.backbones import RESIDUAL, Block, PaddedBlock, ScaledConv2d
 from . import triton as K
 from .launch import launch
 
@@ -22,10 +22,15 @@ class Layer:
     """A convolution and the batch norm after it."""
 
     index: int
-    conv: nn.Conv2d
+    conv: nn.Conv2d | ScaledConv2d
     norm: nn.BatchNorm2d
     shrunk: int
     """how many times smaller than the image, each way, what it reads is"""
+
+    @property
+    def shift(self) -> Tensor | None:
+        """What the convolution adds to its output: in train mode nothing but the running mean feels it."""
+        return self.conv.shift.detach() if isinstance(self.conv, ScaledConv2d) else None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -59,7 +64,7 @@ class Plan:
         self.ends: list[int] = []
 
         def layer(conv: nn.Module, norm: nn.Module, shrunk: int) -> Layer:
-            assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
+            assert isinstance(conv, nn.Conv2d | ScaledConv2d) and isinstance(norm, nn.BatchNorm2d)
             self.layers.append(Layer(len(self.layers), conv, norm, shrunk))
             return self.layers[-1]
 
