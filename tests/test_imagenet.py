@@ -25,7 +25,7 @@ from equipoise.runs import estimate
 from equipoise.runs.plan import compute_sizes, resolve
 from equipoise.runs.settings import Data, Protocol, Run
 
-WITH_CELLS = {"table1": 35, "table2": 7, "table3": 32, "epsilon": 36, "text": 8}
+WITH_CELLS = {"table1": 35, "table2": 7, "table3": 32, "quoted": 39, "epsilon": 36, "text": 8}
 """tables that have cells on ImageNet or its subset, and their numbers of runs there"""
 
 
@@ -63,7 +63,8 @@ def test_every_cell_is_a_run_with_an_estimate(id: str, capsys: pytest.CaptureFix
         resolve(run, len(COUNTS[run.data.name]), run.data.shape) for run in wanted if run.data.name != "cifar100"
     }
     for run in resolved:
-        assert run.recipe is not None and run.recipe.last == "short"
+        assert run.recipe is not None
+        assert run.recipe.last == ("joined" if run.method.name in ("bic", "ss-il") else "short")
         assert run.data.size == 224 and run.protocol.order == "1993"
         sizes = compute_sizes(run, len(COUNTS[run.data.name]))
         assert sizes in EQUAL_STEPS or sizes[0] == sum(sizes[1:]) == sum(sizes) // 2
@@ -74,6 +75,20 @@ def test_every_cell_is_a_run_with_an_estimate(id: str, capsys: pytest.CaptureFix
 
 
 EQUAL_STEPS = ((100,) * 10,)
+
+
+def test_every_number_on_imagenet_in_the_main_tables_is_that_of_a_run() -> None:
+    """Of its own rows in these tables, and of what they quote in another."""
+    quoted = {row.name: row for row in paper.make_table("quoted").rows}
+    for id, which in (("table1", ""), ("table2", ", ten equal steps"), ("table3", ", no memory")):
+        for row in paper.make_table(id).on("imagenet", "imagenet-subset").rows:
+            if "(reported)" in row.name:
+                continue
+            shown = quoted[f"{row.name}{which}"] if row.quoted else row
+            numbers = {cell.column.id: cell.paper for cell in row.cells if cell.paper is not None}
+            if row.name == "LUCIR w/ Mnemonics":
+                numbers = {id: number for id, number in numbers.items() if "subset" in id}
+            assert {cell.column.id: cell.paper for cell in shown.cells if cell.run is not None} == numbers
 
 
 def test_numbers_of_images_are_those_of_imagenet() -> None:

@@ -27,9 +27,9 @@ class Paper:
     """Reproduce the paper's tables: list them, run what is missing, and print measured beside published numbers."""
 
     names: tuple[str, ...] = ()
-    """table1 to table6, confusion, epsilon, text, comparators, unprinted, batches, choice, orders, anytime, separated,
-    schedules, tails, bounds, costs; claims, the paper's sentences judged by these; without any, a list of them. Runs
-    are done in this order"""
+    """table1 to table6, confusion, epsilon, text, comparators, quoted, unprinted, batches, choice, orders, anytime,
+    separated, schedules, tails, bounds, costs; claims, the paper's sentences judged by these; without any, a list of
+    them. Runs are done in this order"""
     dataset: str | None = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes (default: all)"""
     subset: Literal["first100", "seed1993"] | None = None

@@ -10,7 +10,7 @@ from ..data.folders import NAMES
 from ..data.listing import DEFAULT_SUBSET, SUBSETS, Subset
 from ..errors import RunError, UsageError
 from ..paper import Cell, Table
-from ..paper.match import find_images_needed
+from ..paper.cells import find_images_needed
 from ..runs.settings import Run
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.folders import NAMES
 from ..method import Method
 from ..methods.around import Around
 from ..methods.il_baseline import ILBaseline
@@ -196,6 +197,11 @@ def make_run(method: Method, dataset: str, protocol: Protocol) -> Run:
         method, recipe = adapt_method(method, recipe, whole=dataset == "imagenet")
         method = method.reset_finetuning(memory=protocol.memory != "0")
     return with_short_batches(Run(method, Data(dataset), protocol, recipe))
+
+
+def find_images_needed(run: Run) -> str | None:
+    """The data set of a run, if someone must have its images, which no download gives; a subset needs ImageNet."""
+    return run.data.name.removesuffix("-subset") if run.data.name in NAMES else None
 
 
 def make_column(metric: str, dataset: str, group: str, which: str = "") -> Column:

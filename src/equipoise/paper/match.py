@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..data.datasets import COUNTS, SHAPES
-from ..data.folders import NAMES
 from ..errors import EquipoiseError
 from ..remedies import Standard
 from ..runs.command import write_command
@@ -21,7 +20,7 @@ from ..runs.plan import read_run, resolve
 from ..runs.record import Result, read_results
 from ..runs.settings import Run
 from ..settings import digest, to_plain
-from .cells import METRICS, Cell, Row, Table
+from .cells import METRICS, Cell, Row, Table, find_images_needed
 
 ONE, SEVERAL = 1.5, 1.0
 """tolerance in points for one or two seeds, and for the mean of three or more"""
@@ -59,11 +58,6 @@ make_cell_key = functools.lru_cache(4096)(make_key)
 def identify_run(run: Run) -> tuple[str, int]:
     """What tells runs apart: the key of the settings, and the seed."""
     return make_cell_key(run), run.seed
-
-
-def find_images_needed(run: Run) -> str | None:
-    """The data set of a run, if someone must have its images, which no download gives; a subset needs ImageNet."""
-    return run.data.name.removesuffix("-subset") if run.data.name in NAMES else None
 
 
 def load_records(folder: Path) -> Records:
