@@ -264,9 +264,9 @@ class Training:
         grads = compute_gradient(loss, self.weights)
         if self.stage.gradient_noise:
             # In a batch of half the size it is twice as large, so that it is the same on the sum over the images.
-            noise = self.noise * (self.stage.recipe.batch / self.sources[k].size)
-            for g in grads.values():
-                g.add_(noise * torch.empty_like(g).normal_(generator=self.noise_generator))
+            noises = [torch.empty_like(g).normal_(generator=self.noise_generator) for g in grads.values()]
+            torch._foreach_mul_(noises, self.noise * (self.stage.recipe.batch / self.sources[k].size))
+            torch._foreach_add_(list(grads.values()), noises)
         if clamp := self.stage.recipe.clamp:
             torch._foreach_clamp_min_(list(grads.values()), -clamp)
             torch._foreach_clamp_max_(list(grads.values()), clamp)

@@ -29,7 +29,7 @@ class EEIL(Method):
     name: ClassVar[str] = "eeil"
     title: ClassVar[str] = "EEIL"
     least_memory = 1
-    cost: ClassVar[float] = 1.5  # by arithmetic: noise takes three kernels for each of a hundred tensors
+    cost: ClassVar[float] = 1.2  # by arithmetic: noise takes a kernel for each of a hundred tensors
     remedies = (
         "balanced", "relaxed", "meta", "memory-oversampling", "class-oversampling", "loss-rescaling",
         "separated-softmax",
