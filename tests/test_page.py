@@ -145,11 +145,17 @@ def sample():
     }
 
 
+DRAWN = {}
+"""figures, each drawn once: most pages here have the same"""
+
+
 def drawn(data):
     """The data with its figures drawn, as `report` does it."""
-    figures = [{**figure, "svg": render_svg(draw(figure), figure["title"])} for figure in data["figures"]]
+    for figure in data["figures"]:
+        if repr(figure) not in DRAWN:
+            DRAWN[repr(figure)] = render_svg(draw(figure), figure["title"])
     plt.close("all")
-    return {**data, "figures": figures}
+    return {**data, "figures": [{**figure, "svg": DRAWN[repr(figure)]} for figure in data["figures"]]}
 
 
 EMPTY = {"headline": [], "states": {}, "tables": [], "figures": [], "costs": None, "runs": []}
