@@ -182,7 +182,7 @@ def test_labels_of_any_hashable_kind(kind: str, tmp_path: Path) -> None:
     learner.learn(x, [names[k] for k in y])
     assert learner.classes_ == classes[:2]
     assert np.mean([a == names[k] for a, k in zip(learner.predict(x).tolist(), y)]) > 0.9
-    x, y = images_of(2, 3, each=100)
+    x, y = images_of(2, 3, each=20)
     learner.learn(x, [names[k] for k in y])
     assert learner.classes_ == classes
     # Plain Python values, not numpy's: they are what JSON and the user's own dictionaries know.
