@@ -132,6 +132,6 @@ def test_the_net_of_large_images_runs_on_imagenet(tree: Path, tmp_path: Path, mo
     nets: list[Any] = []
     do = PODNetResNet18.initialise
     monkeypatch.setattr(PODNetResNet18, "initialise", lambda self, gen: (nets.append(self), do(self, gen)))
-    one = shorten(replace(own, protocol=replace(own.protocol, steps=1)))
+    one = shorten(replace(own, protocol=replace(own.protocol, steps=1, memory="1")))
     result = run(one, tmp_path / "one", Machine("cpu", "fp32"), Options(tree, checkpoint=1000))
     assert len(nets) == 1 and [step["classes"] for step in result["steps"]] == [50, 100]
