@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from equipoise.cli import run_command
 from equipoise.data import cifar100
 from equipoise.data.augment import Crop, ResizedCrop
 from equipoise.data.datasets import load
-from equipoise.data.folders import IMAGENET
+from equipoise.data.folders import IMAGENET, MINI_IMAGES
 from equipoise.data.images import Images, measure_channels
-from equipoise.data.listing import list_folder
+from equipoise.data.listing import choose_classes, list_folder
 from equipoise.data.packing import Packing, pack
 from equipoise.errors import DataError, UsageError
 from equipoise.runs.plan import prepare, read_run
@@ -237,6 +238,34 @@ def test_the_subset_is_read_out_of_a_packed_imagenet(tmp_path: Path, capsys: Any
         assert first.classes == tuple(wnids[:100]) and torch.equal(first.train.x, whole.train.x[:100])
         assert first.fingerprint != found.fingerprint
     assert "packing" not in capsys.readouterr().err
+
+
+def test_mini_imagenet_is_known_by_its_classes_and_their_numbers_of_images(tmp_path: Path, monkeypatch: Any) -> None:
+    """So no record by its name is of another folder; another part of the same classes is none either."""
+    wnids = [f"n{8 * k + 10_000_000:08}" for k in range(100)]
+    for k, one in enumerate(wnids):
+        for part, count in (("train", 2), ("val", 1)):
+            for i in range(count):
+                write(tmp_path / part / one / f"{one}_{i}.JPEG", make_image(k, 84, 84))
+    with pytest.raises(DataError, match="train has other classes than mini-ImageNet: use --dataset folder"):
+        load("mini-imagenet", tmp_path)
+    digest = hashlib.sha256(" ".join(wnids).encode()).hexdigest()
+    monkeypatch.setattr("equipoise.data.listing.MINI_CLASSES", digest)
+    with pytest.raises(DataError, match="not the mini-ImageNet that has 200 training and 50 test images of each class"):
+        load("mini-imagenet", tmp_path, progress=False)
+    monkeypatch.setattr("equipoise.data.folders.MINI_IMAGES", (2, 1))
+    found = load("mini-imagenet", tmp_path, progress=False)
+    assert found.shape == (3, 84, 84) and found.mean == IMAGENET[0] and found.augment == ResizedCrop(84)
+    assert found.fingerprint == load("folder", tmp_path / "packed-84").fingerprint
+
+
+@pytest.mark.skipif(not MINI.is_dir(), reason="no mini-ImageNet here")
+def test_the_names_of_mini_imagenet_are_those_of_its_files() -> None:
+    names = [name for path in MINI.glob("*.zip") for name in zipfile.ZipFile(path).namelist() if name[-1] != "/"]
+    counts = Counter(name.rpartition("/")[0] for name in names)
+    wnids = sorted({name.split("/")[1] for name in counts})
+    assert counts == {f"{part}/{one}": n for part, n in zip(("train", "val"), MINI_IMAGES) for one in wnids}
+    assert choose_classes(tuple(wnids), MINI, "mini-imagenet", None) == tuple(wnids)
 
 
 REFUSALS = {

@@ -21,6 +21,7 @@ from equipoise.methods.il_baseline import ILBaseline
 from equipoise.methods.lucir import LUCIR
 from equipoise.paper.match import NONE, fill, list_runs, load_records
 from equipoise.remedies import Meta
+from equipoise.report.tables import make_grid
 from equipoise.runs import estimate
 from equipoise.runs.plan import compute_sizes, resolve
 from equipoise.runs.settings import Data, Protocol, Run
@@ -175,3 +176,46 @@ def test_what_is_listed_is_that_of_the_definition_and_says_so(capsys: pytest.Cap
     assert "runs need" not in overview and "table3" in overview
     assert run_command(["paper", "table3", "--dataset", "imagenet-subset", "--no-run", "--subset", "seed1993"]) == 0
     assert "ImageNet-Subset (seed1993)" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("isolated", "known_speed")
+def test_a_table_is_of_mini_imagenet_and_the_papers_numbers_of_the_subset_stand_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the settings for ImageNet-Subset; a record of another folder, whatever it holds, fills no cell."""
+    table, subset = paper.make_table("mini-imagenet"), {}
+    for one, part in (("table1", "20 kept"), ("table3", "no memory")):
+        for row in paper.make_table(one).rows:
+            subset |= {f"{row.name}, {part}": c for c in row.cells if c.column.id == "imagenet-subset-5"}
+    assert len(table.rows) == 13
+    for row in table.rows:
+        own, theirs = row.cells[0].run, subset[row.name]
+        assert own is not None and theirs.run is not None
+        assert own == replace(theirs.run, data=Data("mini-imagenet")) and own.data.shape == (3, 84, 84)
+        assert [(cell.paper, cell.run) for cell in row.cells[3:]] == [(theirs.paper, None)]
+
+    run = table.rows[1].cells[0].run
+    assert run is not None
+    record = make_record(run, 50.0, 40.0, 45.0, 35.0)
+    for name, more in (("folder", {"normalise": "imagenet"}), ("mini-imagenet", {})):
+        (tmp_path / name).mkdir()
+        there = {**record, "run": {**record["run"], "data": {**record["run"]["data"], "name": name, **more}}}
+        (tmp_path / name / "result.json").write_text(json.dumps(there))
+        cells = fill(table, load_records(tmp_path))[1].cells
+        assert [len(cell.found) for cell in cells] == [int(name != "folder")] * 3 + [0]
+    assert [cell.state for cell in cells] == ["measured"] * 3 + ["quoted"]
+    assert cells[0].difference is None and cells[3].ours is None
+    made = make_grid(table, fill(table, load_records(tmp_path)))
+    assert [cell.text for cell in made.rows[1].cells] == ["50.00", "45.00", "35.00", "72.57"]
+    assert "In brackets" not in made.caption and "Not measured: needs mini-imagenet" in made.caption
+
+    assert run_command(["paper", "mini-imagenet", "--dry-run"]) == 0
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert len(lines) == 13 and all("--dataset mini-imagenet --steps 5" in line for line in lines)
+    assert total.startswith("13 runs, ")
+    for words, said in (
+        ([], "these cells need the images of mini-ImageNet, which no download gives: name their folder: --data"),
+        (["--data", "nowhere"], "nowhere does not exist"),
+    ):
+        assert run_command(["paper", "mini-imagenet", *words]) != 0
+        assert said in capsys.readouterr().err

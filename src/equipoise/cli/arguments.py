@@ -28,8 +28,8 @@ class Paper:
 
     names: tuple[str, ...] = ()
     """table1 to table6, confusion, epsilon, text, comparators, quoted, unprinted, batches, choice, orders, anytime,
-    separated, schedules, tails, bounds, costs; claims, the paper's sentences judged by these; without any, a list of
-    them. Runs are done in this order"""
+    separated, schedules, tails, mini-imagenet, bounds, costs; claims, the paper's sentences judged by these; without
+    any, a list of them. Runs are done in this order"""
     dataset: str | None = None
     """only the cells of one data set; `digits` rehearses a table on the embedded images, in minutes (default: all)"""
     subset: Literal["first100", "seed1993"] | None = None

@@ -1,4 +1,4 @@
-"""Cells of the paper's tables on ImageNet, whose images one must have."""
+"""Cells of the paper's tables on ImageNet and parts of it, whose images one must have."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ..data.folders import NAMES
+from ..data.folders import NAMES, SIZES
 from ..data.listing import DEFAULT_SUBSET, SUBSETS, Subset
 from ..errors import RunError, UsageError
-from ..paper import Cell, Table
+from ..paper import DATASETS, Cell, Table
 from ..paper.cells import find_images_needed
 from ..runs.settings import Run
 
@@ -45,7 +45,7 @@ def describe_subset(tables: Sequence[Table]) -> str:
 def place_images(tables: Sequence[Table], images_on: Literal["device", "disk"] | None) -> list[Table]:
     """The tables with the images of ImageNet on the device or on the disk; None for wherever they fit."""
     if images_on is not None and not any(map(find_images_needed, list_cell_runs(tables))):
-        raise UsageError("--images-on belongs to --dataset imagenet or imagenet-subset: remove it")
+        raise UsageError(f"--images-on belongs to --dataset {' or '.join(SIZES)}: remove it")
 
     def place(cell: Cell) -> Cell:
         if cell.run is None or find_images_needed(cell.run) is None:
@@ -61,11 +61,19 @@ def has_only_folders(tables: Sequence[Table]) -> bool:
 
 
 def refuse_without_images(tables: Sequence[Table]) -> None:
-    """Refuse cells on ImageNet where its images are not named."""
+    """Refuse cells on images that one must have where these are not named."""
+    needed = list_images_needed(tables)
+    whose = " and ".join(DATASETS[name] for name in needed)
     if has_only_folders(tables):
-        raise UsageError("these cells need the images of ImageNet, which no download gives: name their folder: --data")
-    if any(map(find_images_needed, list_cell_runs(tables))):
+        raise UsageError(f"these cells need the images of {whose}, which no download gives: name their folder: --data")
+    if needed:
+        there = " or ".join(name for name in SIZES if name.removesuffix("-subset") in needed)
         raise RunError(
-            "cells that need the images of ImageNet are left empty: to measure them, name --dataset imagenet-subset "
-            "or imagenet, and the folder of its images with --data"
+            f"cells that need the images of {whose} are left empty: to measure them, name --dataset {there}, and the "
+            "folder of its images with --data"
         )
+
+
+def list_images_needed(tables: Sequence[Table]) -> list[str]:
+    """The data sets whose images the cells of these tables need, and no download gives."""
+    return list(dict.fromkeys(filter(None, map(find_images_needed, list_cell_runs(tables)))))

@@ -39,7 +39,7 @@ from ..runs.progress import QueueWatch, duration
 from ..runs.run import run as run_one
 from ..runs.settings import Machine, Run
 from ..runs.workers import Local
-from .imagenet import list_cell_runs
+from .imagenet import list_cell_runs, list_images_needed
 
 FORMATS = {"markdown": grid.render_markdown, "latex": grid.render_latex}
 
@@ -132,7 +132,8 @@ def print_overview(wanted: Wanted, folder: Path, device: str | None, console: Co
             seconds = estimate.estimate(left, device, print_note, shared=Way(table.look, table.alone).shared).seconds
             numbers.append(duration(seconds) if left else "–")
         others = {run for run in list_cell_runs([table]) if find_images_needed(run) and not wanted.folders}
-        needs = f"{len(others) * seeds} runs need imagenet" if others else ""
+        whose = " and ".join(list_images_needed([table]))
+        needs = f"{len(others) * seeds} runs need {whose}" if others else ""
         made.add_row(table.id, table.caption, *numbers, needs)
     console.print(made)
 

@@ -20,8 +20,7 @@ from .randomness import generator
 SHAPES = {
     "digits": (1, 8, 8),
     "cifar100": (3, 32, 32),
-    "imagenet-subset": (3, 224, 224),
-    "imagenet": (3, 224, 224),
+    **{name: (3, size, size) for name, size in folders.SIZES.items()},
 }
 """image shapes (channels, height, width) of the data sets that are the same everywhere, unless a size is chosen"""
 COUNTS = {
@@ -29,6 +28,7 @@ COUNTS = {
     "cifar100": (500,) * 100,
     "imagenet-subset": (1294,) * 95 + (1293,) * 5,
     "imagenet": (1282,) * 167 + (1281,) * 833,
+    "mini-imagenet": (folders.MINI_IMAGES[0],) * 100,
 }
 """number of training images of each class, for planning runs without loading data
 
@@ -80,7 +80,7 @@ def load(
 
     CIFAR-100 is read from its official files or archives in `folder` (default: $EQUIPOISE_DATA or
     ~/.cache/equipoise/data), and downloaded if missing; `progress` shows a progress bar. Digits needs no folder.
-    For `folder`, imagenet and imagenet-subset, `folder` has the images, or is what `equipoise pack` made of them:
+    For the data sets of `folders.NAMES`, `folder` has the images, or is what `equipoise pack` made of them:
     `size` is the side of the squares that a net sees, `subset` the definition of ImageNet-Subset, `normalise` one of
     STATISTICS, and `images_on` where images are while a net is trained on them: `device` or, read from their shards,
     `disk`. By default those of more than 64 GiB are on the disk.

@@ -1,4 +1,4 @@
-"""Data sets from folders of images: any folder of class folders, ImageNet, and ImageNet-Subset."""
+"""Data sets from folders of images: any folder of class folders, ImageNet, ImageNet-Subset and mini-ImageNet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from .packing import LARGE, SMALL, Packing, check_same, choose_packing, pack, sa
 from .shards import Shards, open_shards
 from .stored import Stored
 
-NAMES = ("folder", "imagenet", "imagenet-subset")
+SIZES = {"imagenet": LARGE, "imagenet-subset": LARGE, "mini-imagenet": 84}
+"""the size of the images of data sets that are the same everywhere, unless one is chosen"""
+NAMES = ("folder", "imagenet", "imagenet-subset", "mini-imagenet")
 """the data sets that are folders of images, given by --data"""
+MINI_IMAGES = (200, 50)
+"""training and test images of each class of mini-ImageNet, which has 600 in all, of which others take other parts"""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """mean and standard deviation of ImageNet's channels, as all of the field has them"""
 PLACES = ("device", "disk")
@@ -63,6 +67,8 @@ def read_folder(
     position[[index.classes.index(one) for one in classes]] = np.arange(len(classes))
     label = position[index.columns["label"]]
     parts = [np.flatnonzero((label >= 0) & (index.columns["test"] == test)) for test in (0, 1)]
+    if name == "mini-imagenet":
+        check_mini_imagenet(packed, *(label[which] for which in parts))
     on_disk = find_place(shards, np.concatenate(parts), shape, images_on) == "disk"
     open_part = open_images if on_disk else read_images
     train, test = (open_part(shards, which, label[which], shape) for which in parts)
@@ -73,6 +79,16 @@ def read_folder(
     prints = [index.fingerprint(which, label[which]) for which in parts]
     fingerprint = hashlib.sha256(json.dumps([classes, *prints]).encode()).hexdigest()
     return Folder(train, test, classes, shape, mean, std, fingerprint)
+
+
+def check_mini_imagenet(packed: Path, *labels: Numbers) -> None:
+    """Refuse another part of mini-ImageNet than the one that records by this name are of."""
+    if any((np.bincount(own) != count).any() for own, count in zip(labels, MINI_IMAGES)):
+        train, test = MINI_IMAGES
+        raise DataError(
+            f"{packed} is not the mini-ImageNet that has {train} training and {test} test images of each class: "
+            "use --dataset folder"
+        )
 
 
 def read_images(shards: Shards, which: Numbers, label: Numbers, shape: tuple[int, int, int]) -> Images:
@@ -113,7 +129,7 @@ def find_or_pack(name: str, root: Path | None, size: int | None, subset: str | N
     if (root / PACK).is_file():
         return root
     listing = list_folder(root, name, subset)
-    packing = choose_packing(listing, size if name == "folder" else size or LARGE)
+    packing = choose_packing(listing, size or SIZES.get(name))
     if name == "folder" and is_packed_as_it_is(root, size):
         packing = AS_IT_IS
     part = (subset or DEFAULT_SUBSET) if name == "imagenet-subset" else None
@@ -155,7 +171,7 @@ def pack_first(listing: Listing, packed: Path, packing: Packing, progress: bool)
 
 def find_shape(name: str, root: Path | None, size: int | None) -> tuple[int, int, int]:
     """The shape of the images of a data set as a net sees them, without packing it."""
-    size = size if name == "folder" else size or LARGE
+    size = size or SIZES.get(name)
     if size is None and root is not None and (root / PACK).is_file():
         info = read_info(root)
         return find_packed_shape(root, info["packing"], None, open_shards(root).index)

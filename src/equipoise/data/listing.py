@@ -39,6 +39,8 @@ FIRST_100 = ("n01440764", "n01855672")
 """first and last class of the first definition"""
 DRAWN = frozenset(("n01729322", "n01514668", "n04550184", "n03109150", "n01990800"))
 """the first five classes that the second definition draws"""
+MINI_CLASSES = "b9498a19cb394a2bbc630cf247e8f8a425974348160d122c35081d783273a576"
+"""SHA-256 of the names of mini-ImageNet's 100 classes in sorted order, with a space between two"""
 
 Files = list[tuple[str, int]]
 """path relative to the folder, and label"""
@@ -66,7 +68,7 @@ class Listing:
 
 
 def list_folder(root: Path, name: str = "folder", subset: str | None = None) -> Listing:
-    """The images of a folder for the data set `name`: folder, imagenet or imagenet-subset."""
+    """The images of a folder for the data set `name`, one of `folders.NAMES`."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: name the one that holds the images")
     others: list[str] = []
@@ -204,13 +206,15 @@ def choose_classes(found: tuple[str, ...], train: Path, name: str, subset: str |
         raise DataError(
             f"{train / strange[0]} is not named like a class of ImageNet, such as {FIRST_100[0]}: use --dataset folder"
         )
-    expected = (1000,) if name == "imagenet" else (1000, 100)
+    expected = {"imagenet": (1000,), "mini-imagenet": (100,)}.get(name, (1000, 100))
     if len(found) not in expected:
         raise DataError(
             f"{train} has {format_count(len(found), 'class', 'classes')} where {name} has {expected[-1]}: complete it, "
             "or use --dataset folder"
         )
-    if name == "imagenet":
+    if name == "mini-imagenet" and hashlib.sha256(" ".join(found).encode()).hexdigest() != MINI_CLASSES:
+        raise DataError(f"{train} has other classes than mini-ImageNet: use --dataset folder")
+    if name != "imagenet-subset":
         return found
     subset = subset or DEFAULT_SUBSET
     if len(found) == 1000:

@@ -15,7 +15,7 @@ from ..data.datasets import COUNTS
 from ..data.memory import Budget
 from ..errors import make_unknown_error
 from ..settings import list_changes
-from .beyond import anytime, batches, bounds, choice, costs, orders, schedules, separated, tails
+from .beyond import anytime, batches, bounds, choice, costs, mini_imagenet, orders, schedules, separated, tails
 from .cells import DATASETS, Cell, Table
 from .comparators import comparators, unprinted
 from .quoted import quoted
@@ -24,10 +24,24 @@ from .tables import confusion, epsilon, table1, table2, table3, table4, table5, 
 __all__ = ["DATASETS", "Cell", "Table", "make_table", "make_tables", "rehearse_on_digits"]
 
 PRINTED = (table1, table2, table3, table4, table5, table6, confusion, epsilon, text)
-BEYOND = (comparators, quoted, unprinted, batches, choice, orders, anytime, separated, schedules, tails, bounds, costs)
+BEYOND = (
+    comparators,
+    quoted,
+    unprinted,
+    batches,
+    choice,
+    orders,
+    anytime,
+    separated,
+    schedules,
+    tails,
+    mini_imagenet,
+    bounds,
+    costs,
+)
 PRINTED_NAMES = tuple(make.__name__ for make in PRINTED)
 """the tables and figures that the paper has itself"""
-MAKERS: dict[str, Callable[[], Table]] = {make.__name__: make for make in (*PRINTED, *BEYOND)}
+MAKERS: dict[str, Callable[[], Table]] = {make.__name__.replace("_", "-"): make for make in (*PRINTED, *BEYOND)}
 
 
 def make_table(name: str) -> Table:

@@ -68,8 +68,18 @@ before fine-tuning; MiB are of a GPU at its peak"""
 TIMED = ("seconds", "training MiB")
 """the metrics that depend on the machine"""
 
-DATASETS = {"cifar100": "CIFAR-100", "imagenet-subset": "ImageNet-Subset", "imagenet": "ImageNet", "digits": "digits"}
-"""the titles of the data sets; digits is not in the paper: `rehearse_on_digits` puts it in place of CIFAR-100"""
+DATASETS = {
+    "cifar100": "CIFAR-100",
+    "imagenet-subset": "ImageNet-Subset",
+    "imagenet": "ImageNet",
+    "mini-imagenet": "mini-ImageNet",
+    "digits": "digits",
+}
+"""the titles of the data sets
+
+The last two are not in the paper: mini-ImageNet has a table of its own, and `rehearse_on_digits` puts digits in place
+of CIFAR-100.
+"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class Cell:
     column: Column
     paper: float | None
     run: Run | None
-    """None if the paper quotes another paper, or has no such cell"""
+    """None if the paper quotes another paper, or has no such cell, or its number is of other images than those here"""
     source: str = THE_PAPER
     """where the number is from"""
 
@@ -193,7 +203,7 @@ def make_run(method: Method, dataset: str, protocol: Protocol) -> Run:
     are the default of a run, change is the table `batches`.
     """
     recipe = Run(method, Data(dataset)).default_recipe
-    if dataset.startswith("imagenet"):
+    if dataset in NAMES:
         method, recipe = adapt_method(method, recipe, whole=dataset == "imagenet")
         method = method.reset_finetuning(memory=protocol.memory != "0")
     return with_short_batches(Run(method, Data(dataset), protocol, recipe))

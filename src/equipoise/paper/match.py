@@ -94,6 +94,7 @@ class Filled:
     found: tuple[Found, ...]
     """a record for each seed"""
     quoted: bool = False
+    """whether it shows a published number alone, to which nothing here is compared"""
     joined: bool = False
     """measured with joined batches, since no record with short ones exists"""
     flags: str = ""
@@ -199,7 +200,7 @@ def fill(table: Table, records: Records, seeds: int | None = None) -> list[Fille
 
     def one(cell: Cell, row: Row) -> Filled:
         if cell.run is None:
-            return Filled(cell, (), row.quoted)
+            return Filled(cell, (), row.quoted or cell.paper is not None)
         found, joined = find(cell.run), join_batches(cell.run)
         if found or joined is None or table.alone or make_cell_key(joined) in map(make_cell_key, list_row_runs(row)):
             return Filled(cell, found, row.quoted, flags=flags)

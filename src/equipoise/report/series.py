@@ -24,7 +24,7 @@ Series = dict[str, Any]
 `dashed` ones are the paper's"""
 
 DATASETS = tuple(name for name in paper.DATASETS if name != "digits")
-"""the data sets of the paper; digits is only a rehearsal"""
+"""all data sets but digits, which is only a rehearsal"""
 MAIN = ("table1", "table3")
 """the two main tables, with memory and without"""
 SHOWN = ("average", "final", "final base", "final new")

@@ -74,7 +74,8 @@ def describe(table: Table, filled: Sequence[FilledRow]) -> str:
     """The caption: what the numbers are, and what their marks mean."""
     lacking = list(dict.fromkeys(cell.needs for row in filled for cell in row.cells if cell.needs))
     needs = f" Not measured: needs {' and '.join(lacking)}." if lacking else ""
-    sources = {cell.cell.source for row in filled for cell in row.cells if cell.cell.paper is not None}
+    compared = [cell for row in filled for cell in row.cells if cell.cell.run and cell.cell.paper is not None]
+    sources = {cell.cell.source for cell in compared}
     legend = (
         LEGEND.format("the paper's number" if sources == {THE_PAPER} else "the published number") if sources else ""
     )
@@ -130,7 +131,7 @@ def list_numbers(table: Table, filled: Sequence[FilledRow]) -> Iterator[tuple[ob
                 row.row.name,
                 cell.cell.column.id,
                 cell.cell.column.metric,
-                "yes" if row.row.quoted else "no",
+                "yes" if cell.quoted else "no",
             )
             why = f"needs {cell.needs}" if cell.needs else cell.state
             source = cell.cell.source if paper else ""

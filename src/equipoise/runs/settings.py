@@ -23,7 +23,7 @@ class Data:
 
     name: str = field(default="cifar100", metadata={"flag": "dataset"})
     """digits (embedded) or cifar100; of images in a folder given by --data: folder, for any that has a folder for each
-    class, imagenet or imagenet-subset"""
+    class, imagenet, imagenet-subset or mini-imagenet"""
     validation: float = 0.0
     """fraction of the training images of every class to set aside and measure on, instead of the test images"""
     brightness: float = 0.0
@@ -32,7 +32,8 @@ class Data:
     """how many times more training images the first class of a later step has than its last, those between falling
     exponentially"""
     size: int | None = only_of(NAMES)
-    """side of the squares that a net sees (default: 224; images of one size of up to 64 pixels as they are)"""
+    """side of the squares that a net sees (default: 224, of mini-imagenet 84; images of one size of up to
+    64 pixels as they are)"""
     subset: Literal["first100", "seed1993"] | None = only_of(("imagenet-subset",))
     """definition of ImageNet-Subset: the first 100 classes in sorted order, or those drawn with NumPy's seed 1993
     (default: first100)"""
