@@ -780,7 +780,7 @@ def keys_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Keys]:
     for name, source in sources.items():
         package = shutil.copytree(Path(equipoise.__file__).parent, source / "equipoise")
         if name == "nothing":
-            (package / "methods" / "zzz.py").write_text(OUTSIDE.format(sign="").replace("mine", "zzz"))
+            (package / "methods" / "zzz.py").write_text(OUTSIDE.format(sign="").replace("outside", "zzz"))
             changed = [package / f"{name}.py" for name in ("runs/queue", "runs/workers", "files", "__main__")]
             rooms = [path for room in ("cli", "report", "paper") for path in sorted((package / room).glob("*.py"))]
             assert len(rooms) > 6
@@ -961,13 +961,13 @@ FAMILY = """
 from dataclasses import dataclass
 from equipoise import LUCIR
 
-class Mine(LUCIR):
+class Halved(LUCIR):
     def objective(self, s, b):
         return 0.5 * super().objective(s, b)
 
 @dataclass(frozen=True)
-class Deep(Mine):
-    name = "deeper"
+class Deep(Halved):
+    name = "lower"
     steps: int = 3
 """
 
@@ -976,7 +976,7 @@ def test_the_family_of_a_method_shares_steps_by_its_source(tmp_path: Path) -> No
     module = module_of(tmp_path, "a_family", FAMILY)
     store = SharedSteps(tmp_path / "store")
     run(brief(LUCIR()), tmp_path / "lucir", store)
-    for method, name in ((module.Mine(), "mine"), (module.Deep(), "deeper"), (module.Deep(steps=5), "deeper")):
+    for method, name in ((module.Halved(), "halved"), (module.Deep(), "lower"), (module.Deep(steps=5), "lower")):
         folder = tmp_path / f"{name}-{getattr(method, 'steps', 0)}"
         result = run(brief(method), folder / "first", store)
         assert result["reused"] is None and result["run"]["method"]["name"] == name
@@ -1193,7 +1193,7 @@ from equipoise import ILBaseline
 
 @dataclass(frozen=True)
 class Mine(ILBaseline):
-    name: ClassVar[str] = "mine"
+    name: ClassVar[str] = "outside"
     def objective(self, s, b):
         return {sign}self.classify(b.out.z, b.y, s)
 """
@@ -1230,7 +1230,7 @@ def test_methods_from_outside_do_not_share_what_they_compute(tmp_path: Path) -> 
     store = SharedSteps(tmp_path / "store")
     assert run(brief(ILBaseline()), tmp_path / "parent", store)["reused"] is None
     a, b = outside(tmp_path, "mine_a", ""), outside(tmp_path, "mine_b", "0.1 * ")
-    assert a.name == b.name == "mine"
+    assert a.name == b.name == "outside"
     first = run(brief(a), tmp_path / "a", store)
     assert first["reused"] is None, "what it inherits from says nothing of its base step"
     assert run(brief(b), tmp_path / "b", store)["reused"] is None
