@@ -181,8 +181,12 @@ def test_the_document_has_the_reason_of_every_refusal() -> None:
     assert said == {m.name: m.reason or getattr(m, "host", m).reason for m in some}
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("remedy", KINDS)
+# What Meta holds out and counts, a budget and a memory of all images do not see: they go with one Meta.
+CELLS = list(itertools.product(KINDS, MEMORIES))
+CELLS = [cell for cell in CELLS if cell not in (("meta-all", "budget"), ("meta-all", "all"))]
+
+
+@pytest.mark.parametrize(("remedy", "memory"), CELLS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_cell_is_learned_or_refused_before_anything_is_computed(
     method: str, remedy: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
