@@ -194,8 +194,11 @@ def check_log(log: Path, straight: Path, kills: int, lost: int = 2) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("with_store", [False, True], ids=["alone", "with a store"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "with_store"),
+    [*((name, False) for name in METHODS), ("balanced-finetuning", True)],
+    ids=lambda value: value if isinstance(value, str) else "with a store" if value else "alone",
+)
 def test_killed_at_random_moments(name: str, with_store: bool, straight: dict[str, Path], tmp_path: Path) -> None:
     """Four times at most; `make kills` kills 200 times."""
     rng = random.Random(f"{name} {with_store}")
