@@ -24,6 +24,7 @@ from torch import Tensor
 from equipoise import (
     DDE,
     LUCIR,
+    SSIL,
     Balanced,
     BalancedFinetuning,
     Finetune,
@@ -143,10 +144,76 @@ def test_the_next_epoch_is_read_before_this_one_is_over(packed: Path) -> None:
     assert readings[0] is readings[1] is not None and readings[2] is None and readings[3] is None and no_threads()
 
 
-def test_a_batch_that_is_larger_than_the_window_is_refused(packed: Path) -> None:
-    source = Feed(open_images(packed).x, torch.tensor([], dtype=torch.long))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="read from the disk at a time: use a smaller --batch, or --images-on device"):
-        source.lay_out([torch.arange(7)[None]])
+@pytest.mark.parametrize("repeated", [1, 5])
+def test_a_batch_may_be_larger_than_the_window(packed: Path, repeated: int) -> None:
+    """A window of six images grows to the largest batch; an image that a batch has several times is there once."""
+    images, resident = open_images(packed), read_images(packed).x
+    assert isinstance(images.x, Stored) and isinstance(resident, Ragged)
+    source = Feed(images.x, torch.tensor([2]))
+    batches = torch.stack([torch.randperm(60, generator=generator(k))[:23].repeat(repeated) for k in range(8)])
+    source.lay_out([batches[:, :11], batches[:, :23], batches])
+    for which in source.follow([*batches[:, :11], *batches[:, :23], *batches]):
+        assert torch.equal(see(source.x, which), see(resident, which))
+    assert source.window == min(23 * repeated, 59) * 27 * 21 * 3
+
+
+def test_an_epoch_that_reads_more_than_the_first_is_refused(packed: Path) -> None:
+    """There is no room for it, and a recorded step reads where the window was."""
+    for first, later in (([[9, 10]], range(7, 16)), ([[0, 1]], [10])):
+        source = Feed(open_images(packed).x, torch.arange(9))  # type: ignore[arg-type]
+        source.lay_out([torch.tensor(first)])
+        with pytest.raises(UsageError, match="a method must read as many images in every epoch of a stage"):
+            source.lay_out([torch.tensor([*later])[None]])
+
+
+def test_a_stage_on_images_that_stay_has_no_window(packed: Path) -> None:
+    images, resident = open_images(packed), read_images(packed).x
+    assert isinstance(images.x, Stored) and isinstance(resident, Ragged)
+    near = torch.tensor([3, 59, 20, 21])
+    source = Feed(images.x, near)
+    source.lay_out([near.view(2, 2)])
+    for which in source.follow(near.view(2, 2)):
+        assert torch.equal(see(source.x, which), see(resident, which)) and no_threads()
+    assert len(source.x.pixels) == 4 * 27 * 21 * 3 and not source.buffers
+
+
+def test_a_thread_that_cannot_start_says_so_itself(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def fail(self: threading.Thread) -> None:
+        started.append(self)
+        if len(started) > 2:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    source = Feed(open_images(packed).x, torch.tensor([0]))  # type: ignore[arg-type]
+    source.lay_out([torch.arange(60).view(-1, 5)])
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(source.follow(range(12)))
+    assert len(started) == 3 and no_threads()
+
+
+def test_what_is_known_of_parts_that_are_used_does_not_grow(packed: Path) -> None:
+    source = Feed(open_images(packed).x, torch.tensor([0]))  # type: ignore[arg-type]
+    source.lay_out([torch.arange(60).repeat(9).view(-1, 5)])
+    for _ in source.follow(range(108)):
+        reading = source.reading
+        assert reading is not None and len(reading.events) == 2
+        assert len(reading.parts) <= shards.THREADS + 2, "each thread has planned one"
+    assert reading.used > 80
+
+
+def test_exemplars_that_do_not_fit_the_gpu_name_the_memory(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Tensor, size: int) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Tensor, "resize_", fail)
+    with pytest.raises(RunError, match=r"0\.0 GB of exemplars, .* lower Learner\(memory=\.\.\.\)") as refused:
+        Feed(open_images(packed).x, torch.arange(9)).lay_out([torch.arange(6)[None]])  # type: ignore[arg-type]
+    assert refused.value.with_flags.endswith("do not fit the GPU: lower --memory or --batch")
+    with pytest.raises(torch.OutOfMemoryError):
+        Feed(open_images(packed).x, torch.arange(0)).lay_out([torch.arange(6)[None]])  # type: ignore[arg-type]
 
 
 # The order of an epoch
@@ -360,6 +427,46 @@ def test_a_second_stream_is_at_hand_too(packed: Path, monkeypatch: pytest.Monkey
     assert one.logits_at(open_images(packed, test=True).x, None).isfinite().all()
 
 
+def test_a_second_stream_may_be_larger_than_the_window(packed: Path) -> None:
+    """Of six images, where a batch and its neighbours are up to 55; the base step has no neighbours."""
+    images = open_images(packed)
+    one = make_learner(DDE())
+    for classes in (range(3), range(3, 5)):
+        one.learn(images, classes)
+    assert one.sizes_ == (3, 2) and no_threads()
+
+
+def test_batches_have_as_many_old_images_as_their_method_gives_them(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fifth of SS-IL's, where the exemplars are more than stay on the device too."""
+    monkeypatch.setattr(feed, "NEAR", 0)
+    arrange, both = Feed.arrange, []
+
+    def note(self: Feed, which: Tensor, gen: torch.Generator) -> Tensor:
+        both.append((which, arrange(self, which, gen)))
+        return both[-1][1]
+
+    monkeypatch.setattr(Feed, "arrange", note)
+    images, one = open_images(packed), make_learner(SSIL())
+    one.learn(images, range(3))
+    both.clear()
+    one.learn(images, range(3, 5))
+    assert len(both) >= 3
+    for given, arranged in both:
+        assert torch.equal(given.flatten().sort().values, arranged.flatten().sort().values)
+        assert not torch.equal(given, arranged)
+        assert ((images.y[arranged] < 3).sum(1) == max(1, given.shape[1] // 5)).all()
+
+
+def test_images_on_the_disk_are_seen_in_inference_mode_too(packed: Path) -> None:
+    test, learner = open_images(packed, test=True), make_learner()
+    learner.learn(read_images(packed), range(5))
+    with torch.inference_mode():
+        found = learner.logits_at(test.x, None)
+    assert torch.equal(found, learner.logits_at(test.x, None))
+
+
 def test_pixels_of_exemplars_are_learned_in_memory_only(packed: Path) -> None:
     with pytest.raises(UsageError, match=r"mnemonics learns pixels of exemplars, .*: use --images-on device"):
         make_learner(Mnemonics()).learn(open_images(packed), range(3))
@@ -387,7 +494,8 @@ def test_what_is_damaged_meanwhile_is_named_and_nothing_hangs(packed: Path, tmp_
             path.unlink()
         else:
             data[-5] ^= 1
-            path.write_bytes(data[:50] if damage == "truncated" else data)
+            path.with_suffix(".new").write_bytes(data[:50] if damage == "truncated" else data)
+            path.with_suffix(".new").replace(path)  # at once, since the next epoch is being read
 
     with pytest.raises(DataError, match=f"{name_shard(3)} {words[damage]}"):
         make_learner().learn(images, range(5), spoil)

@@ -70,8 +70,7 @@ def open_parts(x: Pixels, where: Tensor | AugmentedEpoch | None, parts: Sequence
         return Resident(x)
     which = torch.arange(len(x), device=x.device) if where is None else where
     which = which.where if isinstance(which, AugmentedEpoch) else which
-    most = max((part.stop - part.start for part in parts), default=0) * int(x.bytes.max())
-    source = Feed(x, which[:0], max(AHEAD, most))
+    source = Feed(x, which[:0], window=AHEAD)
     source.lay_out([which[part][None] for part in parts])
     return source
 

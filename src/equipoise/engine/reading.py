@@ -64,8 +64,10 @@ class Reading:
         self.pieces: deque[Piece] = deque()
         self.parts: dict[int, Part] = {}
         self.planned = 0
-        self.used: dict[int, torch.cuda.Event | None] = {-2: None, -1: None}
-        """parts whose batches are launched, with an event after them"""
+        self.used = 0
+        """number of parts whose batches are launched"""
+        self.events: list[torch.cuda.Event | None] = [None, None]
+        """on a GPU, for each half of the window, after the batches of the last such part in it"""
         self.placed = -1
         """the last part whose images are at hand"""
         self.error: BaseException | None = None
@@ -82,8 +84,9 @@ class Reading:
             self.coming.extend(layout.split())
             self.change.notify_all()
         for own in self.feed.buffers[len(self.threads) : needed]:
-            self.threads.append(threading.Thread(target=self.read, args=(own,), daemon=True, name=THREAD))
-            self.threads[-1].start()
+            thread = threading.Thread(target=self.read, args=(own,), daemon=True, name=THREAD)
+            thread.start()
+            self.threads.append(thread)
 
     def plan_part(self) -> bool:
         """Divide the next part into pieces, which lie on the disk one after the other; False if there is none."""
@@ -124,7 +127,7 @@ class Reading:
     def wait_for_room(self, part: int) -> bool:
         """Wait until the half of the window is free for a part; False if nothing more is to be read."""
         with self.change:
-            self.change.wait_for(lambda: self.stopped or part - 2 in self.used)
+            self.change.wait_for(lambda: self.stopped or part - 2 < self.used)
             return not self.stopped
 
     def copy(self, piece: Piece, pixels: Tensor, buffer: Buffer) -> None:
@@ -134,7 +137,7 @@ class Reading:
             to.copy_(pixels)
         else:
             with torch.cuda.stream(stream):
-                if (used := self.used[piece.part - 2]) is not None:
+                if (used := self.events[piece.part % 2]) is not None:
                     stream.wait_event(used)
                 to.copy_(pixels, non_blocking=True)
                 assert buffer.copied is not None
@@ -152,8 +155,9 @@ class Reading:
         """Wait until the parts first, ..., last are at hand. Those before are used, and make room."""
         stream = None if self.feed.stream is None else torch.cuda.current_stream(self.device)
         with self.change:
-            for part in range(len(self.used) - 2, first):
-                self.used[part] = None if stream is None else stream.record_event()
+            for part in range(self.used, first):
+                self.events[part % 2] = None if stream is None else stream.record_event()
+            self.used = max(self.used, first)
             self.change.notify_all()
         while self.placed < last:
             self.place(self.placed + 1)
