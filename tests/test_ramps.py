@@ -157,6 +157,7 @@ def test_equal_settings_have_one_spelling() -> None:
     assert {Balanced(text).alpha for text in spelled} == {"0.1:1"}
     assert Balanced("1:.1 :cosine").alpha == "1:0.1:cosine" and Balanced("0.5") == Balanced(0.5)
     assert Relaxed("2 %:0.20%").epsilon == "2%:0.2%" and Relaxed("1.0:2%").epsilon == "1:2%"
+    assert Relaxed("0.0%:2%") == Relaxed("0:2%") and Relaxed("2%:-0 %") == Relaxed("2%:0")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,7 @@ def test_equal_settings_have_one_spelling() -> None:
     [
         (lambda: Balanced("0.1:0.10"), "alpha 0.1:0.10 does not change: use 0.1"),
         (lambda: Relaxed("1%:1%:cosine"), "epsilon 1%:1%:cosine does not change: use 1%"),
+        (lambda: Relaxed("0:0%"), "epsilon 0:0% does not change: use 0"),
         (lambda: Balanced("0.1:1:2"), "alpha changes from one number to another as in 0.1:1 or 0.1:1:cosine"),
         (lambda: Balanced("0.1:1:cosine:linear"), "alpha changes from one number to another as in"),
         (lambda: Balanced("0.1:"), "alpha must be a number, or two as in 0.1:1, not ''"),

@@ -108,6 +108,7 @@ def spell_ramp(name: str, value: object, spell: Callable[[str, object], float | 
         return spell(name, value)
     first, last, *shape = (part.strip() for part in str(value).split(":"))
     ends = [str(spell(name, end)).removesuffix(".0") for end in (first, last)]
+    ends = ["0" if end == "0%" else end for end in ends]  # the only percentage that is a count as well
     if shape not in ([], ["linear"], ["cosine"]):
         raise UsageError(f"{name} changes from one number to another as in 0.1:1 or 0.1:1:cosine, not as in {value!r}")
     if ends[0] == ends[1]:
