@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ from equipoise.engine.feed import Feed
 from equipoise.errors import DataError, RunError, UsageError
 from equipoise.learner.step import embed
 from equipoise.report.words import describe_changes
-from equipoise.runs.plan import prepare
+from equipoise.runs.plan import Prepared, prepare
 from equipoise.runs.resume import Attempt
 from equipoise.runs.run import run
 from equipoise.runs.settings import Data, Machine, Options, Protocol, Run
@@ -625,6 +625,21 @@ def test_images_that_do_not_fit_the_gpu_may_stay_on_the_disk(tree: Path, monkeyp
     assert refused.value.with_flags.endswith("choose --images-on disk")
     plan = prepare(replace(settings, data=Data("folder", size=16, images_on="disk")), CPU, tree)
     assert isinstance(plan.train.x, Stored) and plan.run.data.images_on == "disk"
+
+
+def test_a_place_that_is_chosen_is_another_run_only_where_it_is_another_place(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(images_on: Literal["device", "disk"] | None) -> Prepared:
+        settings = Run(ILBaseline(), Data("folder", size=16, images_on=images_on), Protocol(2, 2), Recipe(2, 0.05))
+        return prepare(settings, CPU, tree)
+
+    assert plan("device").settings == plan(None).settings != plan("disk").settings
+    assert plan("device").compute_keys() == plan(None).compute_keys() != plan("disk").compute_keys()
+    assert "images_on" not in plan("device").settings["run"]["data"]
+    monkeypatch.setattr(folders, "ROOM", 10_000)  # so that they are on the disk unless one chooses
+    assert plan("disk").settings == plan(None).settings != plan("device").settings
+    assert plan("device").run.data.images_on == "device" and plan(None).run.data.images_on == "disk"
 
 
 def test_small_images_stay_in_memory(tmp_path: Path) -> None:

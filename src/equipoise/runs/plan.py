@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from .. import methods
-from ..data import stored
+from ..data import folders, stored
 from ..data.datasets import Dataset, load, split
 from ..data.images import Images
 from ..data.long_tail import count_long_tail, drop_surplus
@@ -218,8 +218,7 @@ def prepare(
     classes = len(loaded.classes)
     order = order_classes(run.protocol.order, classes)
     run = resolve(run, classes, loaded.shape)
-    if isinstance(loaded.train.x, Stored):
-        run = replace(run, data=replace(run.data, images_on="disk"))
+    run = replace(run, data=replace(run.data, images_on=name_place(loaded)))
     sizes = compute_sizes(run, classes)
     run.method.check(*(budget.share(sum(sizes[:t])) for t in range(1, len(sizes))))
     augment = replace(loaded.augment, brightness=run.data.brightness)
@@ -236,6 +235,14 @@ def prepare(
     ids = [digest([loaded.fingerprint, to_plain(run.data), run.seed, k]) for k in range(2)]
     train, test = (move(Images(part.x, y, id), learner.device_) for part, y, id in zip(parts, labels, ids))
     return Prepared(run, loaded, train, test, order, sizes, learner)
+
+
+def name_place(loaded: Dataset) -> Literal["device", "disk"] | None:
+    """Where the images are, as a record names it: None for a device that they are on unless one chooses."""
+    if isinstance(loaded.train.x, Stored):
+        return "disk"
+    count = sum(int(part.x.bytes.sum()) for part in (loaded.train, loaded.test) if isinstance(part.x, Ragged))
+    return "device" if count > folders.ROOM else None
 
 
 def move(images: Images, device: torch.device) -> Images:
