@@ -90,7 +90,7 @@ def test_a_row_with_a_teacher_is_a_step_after_the_base_step() -> None:
 @pytest.mark.usefixtures("forked")
 def test_the_command_measures_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
-    assert run_command(["bench", "--images", "32", "--batch", "16", "--packed", "2", "--out", str(out)]) == 0
+    assert run_command(["bench", "--images", "16", "--batch", "8", "--packed", "2", "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     said = capsys.readouterr().out
     assert [r["packed"] for r in record["rows"]] == [1, 1, 2] * 2
@@ -142,7 +142,7 @@ def test_large_images_are_like_photographs() -> None:
 @pytest.mark.usefixtures("forked")
 def test_training_on_large_images_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "large.json"
-    words = ["bench", "--size", "65", "--images", "8", "--batch", "4", "--device", "cpu"]
+    words = ["bench", "--size", "65", "--images", "4", "--batch", "2", "--device", "cpu"]
     assert run_command([*words, "--rows", "crop, teacher", "--out", str(out)]) == 0
     record, said = json.loads(out.read_text()), capsys.readouterr().out
     assert [r["row"] for r in record["rows"]] == ["crop", "resnet18 eager teacher", "podnet eager teacher"]

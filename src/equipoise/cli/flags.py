@@ -77,7 +77,7 @@ class Syntax(NamedTuple):
 
 def parse_arguments(kind: Any, verb: str, argv: Sequence[str]) -> Any:
     """Parse the words into a dataclass."""
-    hints, helps = typing.get_type_hints(kind), read_docstrings(kind)
+    hints, helps = read_types(kind), read_docstrings(kind)
     flags = [
         Flag(f.name, hints[f.name], f.default, helps[f.name], positional=f.default in (MISSING, ()))
         for f in fields(kind)
@@ -211,6 +211,12 @@ def describe(flag: Flag) -> str:
     if isinstance(default, tuple):
         default = " ".join(map(str, default)) or "none"
     return text if flag.positional or "(default: " in text else f"{text} (default: {default})"
+
+
+@functools.cache
+def read_types(kind: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass; to evaluate them takes long."""
+    return typing.get_type_hints(kind)
 
 
 @functools.cache

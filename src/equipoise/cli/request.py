@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..runs.settings import Data, Machine, Options, Protocol, Run
 from ..runs.shared_steps import parse_store
 from ..settings import has_field
 from ..step import Finetune, Recipe, plan_for
-from .flags import Flag, Syntax, parse, read_docstrings
+from .flags import Flag, Syntax, parse, read_docstrings, read_types
 from .words import pop_flag
 
 R = TypeVar("R", bound="Request")
@@ -147,7 +146,7 @@ def collect_flags(value: Any, group: str = "", prefix: str = "", around: Around 
     Those of the host of a method have no prefix: they are flags of the method that is `around` it.
     """
     kind: type = type(value)
-    hints, helps = typing.get_type_hints(kind), read_docstrings(kind)
+    hints, helps = read_types(kind), read_docstrings(kind)
     group = next((title for title, kinds in GROUPS.items() if isinstance(value, kinds)), group)
     for field_name, name, one in list_fields(value, prefix, around is not None):
         if isinstance(one, Remedy):

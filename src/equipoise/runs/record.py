@@ -116,7 +116,8 @@ def find_wrong_number(result: Result) -> str | None:
         return "it has no steps"
     if not matrix or not all(isinstance(row, list) and len(row) == len(matrix) for row in matrix):
         return "its confusion matrix is not square"
-    if not all(type(n) is int and n >= 0 for row in matrix for n in row) or not any(map(any, matrix)):
+    counts = (set(map(type, row)) == {int} and min(row) >= 0 for row in matrix)  # a thousand rows of a thousand
+    if not all(counts) or not any(map(any, matrix)):
         return "its confusion matrix does not count images"
     accuracies = {name: result.get(name) for name in AVERAGES} | {f"final {n}": final.get(n, "") for n in FINAL}
     others = {f"α {t}": a for t, a in enumerate(result["alpha"])}
