@@ -13,8 +13,38 @@ CHUNK = 2**28
 """most bytes that are copied at a time, but for a single larger image"""
 
 
+class Sized:
+    """What is known of images of different sizes, wherever their pixels are."""
+
+    size: Tensor
+    """height and width of each image (n, 2), int64"""
+    side: int
+    """side of the squares that a net sees"""
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(n, 3, side, side), as a net sees them."""
+        return len(self), 3, self.side, self.side
+
+    @property
+    def bytes(self) -> Tensor:
+        """Number of bytes of each image (n,)."""
+        return 3 * self.size.prod(1)
+
+    def find_chunks(self) -> Iterator[slice]:
+        """The images, some at a time: as many as CHUNK bytes, at least one."""
+        ends, first = self.bytes.cumsum(0).tolist(), 0
+        for i in range(1, len(self) + 1):
+            if i == len(self) or ends[i] - (ends[first - 1] if first else 0) > CHUNK:
+                yield slice(first, i)
+                first = i
+
+
 @dataclass(frozen=True)
-class Ragged:
+class Ragged(Sized):
     """Colour images of different sizes. It stands where images of one size are a uint8 tensor.
 
     Image i is the bytes from `start[i]` on, row by row: (height, width, 3). Indexing copies no pixels: it selects
@@ -48,23 +78,10 @@ class Ragged:
         pixels = x.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).reshape(-1)
         return cls.pack(pixels, torch.tensor(x.shape[2:], device=x.device).expand(len(x), 2).contiguous(), side)
 
-    def __len__(self) -> int:
-        return len(self.start)
-
     @property
     def device(self) -> torch.device:
         """The device that they are on."""
         return self.pixels.device
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(n, 3, side, side), as a net sees them."""
-        return len(self), 3, self.side, self.side
-
-    @property
-    def bytes(self) -> Tensor:
-        """Number of bytes of each image (n,)."""
-        return 3 * self.size.prod(1)
 
     @cached_property
     def largest(self) -> int:
@@ -99,12 +116,8 @@ class Ragged:
         yield self.pixels[first:last]
 
     def chunks(self) -> Iterator[Ragged]:
-        """The images, some at a time: as many as CHUNK bytes, at least one."""
-        ends, first = self.bytes.cumsum(0).tolist(), 0
-        for i in range(1, len(self) + 1):
-            if i == len(self) or ends[i] - (ends[first - 1] if first else 0) > CHUNK:
-                yield self[first:i]
-                first = i
+        """The images, some at a time."""
+        return (self[part] for part in self.find_chunks())
 
     def see(self, side: int) -> Ragged:
         """The same images, which a net sees as squares of this side."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .memory import rank_in_class
-from .ragged import CHUNK, Ragged
+from .ragged import Ragged, Sized
 from .shards import Shards
 
 BLOCK = 2**20
@@ -19,7 +19,7 @@ WINDOW = 2**29
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Sized):
     """Colour images of different sizes, in shards. It stands where images in memory are a `Ragged`.
 
     What is known of each without reading it is on the device that they are read to.
@@ -33,23 +33,10 @@ class Stored:
     side: int
     """side of the squares that a net sees"""
 
-    def __len__(self) -> int:
-        return len(self.row)
-
     @property
     def device(self) -> torch.device:
         """The device that they are read to."""
         return self.size.device
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(n, 3, side, side), as a net sees them."""
-        return len(self), 3, self.side, self.side
-
-    @property
-    def bytes(self) -> Tensor:
-        """Number of bytes of each image (n,)."""
-        return 3 * self.size.prod(1)
 
     def __getitem__(self, which: Tensor | slice) -> Stored:
         return replace(self, row=self.row[which], size=self.size[which])
@@ -68,11 +55,7 @@ class Stored:
 
     def chunks(self) -> Iterator[Ragged]:
         """The images in memory, some at a time."""
-        ends, first = self.bytes.cumsum(0).tolist(), 0
-        for i in range(1, len(self) + 1):
-            if i == len(self) or ends[i] - (ends[first - 1] if first else 0) > CHUNK:
-                yield self[first:i].compact()
-                first = i
+        return (self[part].compact() for part in self.find_chunks())
 
 
 Pixels = Tensor | Ragged | Stored
