@@ -413,12 +413,13 @@ VARIANTS: list[Method] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "method", [*(kind() for kind in methods.find_built_in().values()), *VARIANTS], ids=lambda m: m.name
-)
+RECORDED = [m for m in (*(kind() for kind in methods.find_built_in().values()), *VARIANTS) if m.capturable]
+
+
+@pytest.mark.parametrize("method", RECORDED, ids=lambda m: m.name)
 def test_no_method_that_is_recorded_reads_a_value(method: Method) -> None:
-    if method.capturable:
-        train_without_values(method)
+    """If it did, tensors without values would raise an error, as the test of what reads a value shows."""
+    train_without_values(method)
 
 
 @pytest.mark.parametrize("method", [Mnemonics(), Mnemonics(host=LUCIR(), mode="paper")])

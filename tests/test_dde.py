@@ -317,7 +317,7 @@ class MyLUCIR(LUCIR):
 
 
 def test_what_derives_from_a_host_is_one() -> None:
-    Learner(DDE(host=MyLUCIR()))
+    assert Learner(DDE(host=MyLUCIR())).method == DDE(host=MyLUCIR()), "it is not refused"
 
 
 def test_a_host_and_its_flags_on_the_command_line() -> None:
