@@ -413,10 +413,10 @@ VARIANTS: list[Method] = [
 ]
 
 
-RECORDED = [m for m in (*(kind() for kind in methods.find_built_in().values()), *VARIANTS) if m.capturable]
+CAPTURABLE = [m for m in (*(kind() for kind in methods.find_built_in().values()), *VARIANTS) if m.capturable]
 
 
-@pytest.mark.parametrize("method", RECORDED, ids=lambda m: m.name)
+@pytest.mark.parametrize("method", CAPTURABLE, ids=lambda m: m.name)
 def test_no_method_that_is_recorded_reads_a_value(method: Method) -> None:
     """If it did, tensors without values would raise an error, as the test of what reads a value shows."""
     train_without_values(method)
